@@ -1,0 +1,118 @@
+"""What every test shares: a virtual clock, the targets under test, and a package switched off afterwards.
+
+The regression suite runs on every target there is: the embedded model always, an installed NeMo RL where
+Python can import one, and a checkout where `--rl PATH` names it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import nemo_rl_deadline_fix
+from nemo_rl_deadline_fix.errors import DeadlineFixError
+from nemo_rl_deadline_fix.replay import clock, subjects, verification
+from nemo_rl_deadline_fix.replay.story import Subject
+
+T = TypeVar("T")
+
+
+def virtual(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop whose clock jumps to the next timer instead of waiting for it."""
+    return clock.run(coroutine)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target of the regression suite.
+
+    Attributes:
+        before: Its classes as they are; None where they have the fix themselves.
+        after: Its classes with the fix.
+    """
+
+    before: Subject | None
+    after: Subject
+
+    def unfixed(self) -> Subject:
+        """The classes with the defect; skips the test where there are none."""
+        if self.before is None:
+            pytest.skip("this target has the fix itself, so there is no stall to show")
+        return self.before
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take a checkout to run the regression suite on."""
+    parser.addoption(
+        "--rl", type=Path, metavar="PATH", help="a NeMo RL checkout to run the regression suite on"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a checkout that cannot be tested in one line, before any test runs."""
+    path = config.getoption("--rl")
+    config.stash[_CHECKOUT] = None
+    if path is not None:
+        try:
+            config.stash[_CHECKOUT] = _target(verification.subject_of(path))
+        except DeadlineFixError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what is under test."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("nemo-rl-deadline-fix", "ray")]
+    checkout = config.stash[_CHECKOUT]
+    return (
+        f"under test: {', '.join(versions)}, Python {platform.python_version()}; targets: embedded model, "
+        f"installed NeMo RL {'yes' if _installed() else 'none'}, "
+        f"checkout {checkout.after.path if checkout else 'none (--rl PATH)'}"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run whoever asks for `target` on every target there is."""
+    if "target" in metafunc.fixturenames:
+        kinds = ["embedded"]
+        kinds += ["installed"] * _installed()
+        kinds += ["checkout"] * (metafunc.config.stash[_CHECKOUT] is not None)
+        metafunc.parametrize("target", kinds, indirect=True)
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """One of the targets under test."""
+    if request.param == "installed":
+        with verification.installed_subject() as subject:
+            yield _target(subject)
+    elif request.param == "checkout":
+        yield request.config.stash[_CHECKOUT]
+    else:
+        yield _target(subjects.embedded())
+
+
+@pytest.fixture(autouse=True)
+def _switched_off() -> Iterator[None]:
+    """Whatever a test installs is taken off again."""
+    yield
+    nemo_rl_deadline_fix.uninstall()
+
+
+_CHECKOUT = pytest.StashKey[Target | None]()
+
+
+def _target(subject: Subject) -> Target:
+    if verification.has_fix(subject):
+        return Target(None, subject)
+    return Target(subject, subjects.fixed(subject))
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("nemo_rl") is not None
