@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
     from nemo_rl_deadline_fix.errors import DeadlineFixError, InvalidInputError, UnsupportedTargetError
     from nemo_rl_deadline_fix.installing import Report, State, TargetReport, install, status, uninstall
+    from nemo_rl_deadline_fix.observing import ClockReport, metrics
     from nemo_rl_deadline_fix.registry import HolderStats, RequestDeadlineRegistry
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClockReport",
     "DeadlineFixError",
     "HolderStats",
     "InvalidInputError",
@@ -26,11 +28,13 @@ __all__ = [
     "TargetReport",
     "UnsupportedTargetError",
     "install",
+    "metrics",
     "status",
     "uninstall",
 ]
 
 _HOMES = {
+    "ClockReport": "observing",
     "DeadlineFixError": "errors",
     "HolderStats": "registry",
     "InvalidInputError": "errors",
@@ -40,6 +44,7 @@ _HOMES = {
     "TargetReport": "installing",
     "UnsupportedTargetError": "errors",
     "install": "installing",
+    "metrics": "observing",
     "status": "installing",
     "uninstall": "installing",
 }

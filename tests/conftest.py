@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 import nemo_rl_deadline_fix
+from nemo_rl_deadline_fix import registry
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 from nemo_rl_deadline_fix.replay import clock, subjects, verification
 from nemo_rl_deadline_fix.replay.story import Subject
@@ -100,9 +101,10 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def _switched_off() -> Iterator[None]:
-    """Whatever a test installs is taken off again."""
+    """Whatever a test installs is taken off again, and its registries count no longer."""
     yield
     nemo_rl_deadline_fix.uninstall()
+    registry._known.clear()
 
 
 _CHECKOUT = pytest.StashKey[Target | None]()
