@@ -1,0 +1,214 @@
+"""The fix on real Ray: the controller and Gym run in processes of their own.
+
+Each story is one rollout with a budget, a snapshot that outlasts it, and a second snapshot. The rollout's
+first turn lasts until the snapshot is asked for, so only the budget and the snapshot take real time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nemo_rl_deadline_fix
+from nemo_rl_deadline_fix import State
+from tests.shadow import SHADOW, importable
+
+BUDGET_S = 1.0
+PUBLISH_S = 1.5
+PREPARE_TIMEOUT_S = 0.3
+PATIENCE_S = 60.0
+
+# Ray's own, at import and shutdown; nothing of ours can be meant by them.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+Story = dict[str, Any]
+
+# A driver as a user would write it. It knows nothing of the fix.
+DRIVER = f"""
+import json, sys
+import ray
+from nemo_rl.algorithms.single_controller import SingleControllerActor
+from nemo_rl.environments.nemo_gym import NemoGym
+from nemo_rl.experience.rollout_manager import RolloutManager
+
+address, options = sys.argv[1], json.loads(sys.argv[2])
+ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+gym = NemoGym.remote()
+controller = SingleControllerActor.options(**options).remote(
+    RolloutManager(gym, {BUDGET_S}), gym, {PREPARE_TIMEOUT_S}
+)
+print(json.dumps(ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeout={PATIENCE_S})))
+"""
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    """One local Ray for all tests; its workers can import the shadow package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SHADOW))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        import ray
+
+        ray.init(
+            num_cpus=3,
+            include_dashboard=False,
+            object_store_memory=80 * 2**20,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        yield ray
+        ray.shutdown()
+
+
+@pytest.fixture
+def play(ray: Any) -> Iterator[Callable[[], Any]]:
+    """Creates a controller actor with a Gym of its own and plays the story on it; gives Ray's reference."""
+    actors = []
+
+    def play() -> Any:
+        gym = import_module("nemo_rl.environments.nemo_gym").NemoGym.remote()
+        actors.append(gym)
+        manager = import_module("nemo_rl.experience.rollout_manager").RolloutManager(gym, BUDGET_S)
+        actor_class = import_module("nemo_rl.algorithms.single_controller").SingleControllerActor
+        controller = actor_class.remote(manager, gym, PREPARE_TIMEOUT_S)
+        actors.append(controller)
+        # Ray keeps one copy of the class per job, the newest, and an actor takes it when its process starts.
+        ray.get(controller.__ray_ready__.remote(), timeout=PATIENCE_S)
+        return controller.story.remote("rollout", PUBLISH_S)
+
+    with importable():
+        yield play
+    for actor in actors:
+        ray.kill(actor)
+
+
+def assert_stalled(story: Story) -> None:
+    """The defect in full: given up while parked, tried again, second snapshot not ready."""
+    first, second = story["snapshots"]
+    assert first["ready_to_commit"]
+    assert first["parked"] == 1
+    assert not first["suspended"]
+    given_up, retried = story["attempts"]
+    assert given_up["timeout"] == f"NeMo-Gym prompt group exceeded {BUDGET_S}s"
+    assert given_up["state_when_given_up"] == "parked"
+    assert retried["reply"]["reward"] == 1.0
+    assert not second["ready_to_commit"]
+    assert "'completed_unacknowledged': 1" in second["error"]
+    assert story["registry"] == "nemo_rl.experience.rollout_manager.RequestDeadlineRegistry"
+
+
+def assert_fixed(story: Story) -> None:
+    """One try, its reply read and ACKed, second snapshot ready, nothing held at the end."""
+    first, second = story["snapshots"]
+    assert first["ready_to_commit"]
+    assert first["parked"] == 1
+    assert first["suspended"]
+    assert story["attempts"] == [{"index": 0, "reply": {"reward": 1.0, "attempt": 0}}]
+    assert second["ready_to_commit"]
+    assert second["completed_unacknowledged"] == 0
+    # The actor's registry became ours in place, and nothing is left behind in it.
+    assert story["registry"] == "nemo_rl_deadline_fix.registry.RequestDeadlineRegistry"
+    assert story["same_registry"]
+    assert story["holders"] == {}
+    assert story["gate_open"]
+    assert story["paused_seconds"] > BUDGET_S
+
+
+def test_without_the_fix_one_slow_snapshot_stops_the_next(ray, play):
+    """RL gives a parked rollout up, Gym keeps its reply un-ACKed, and the second snapshot fails."""
+    assert_stalled(ray.get(play(), timeout=PATIENCE_S))
+
+
+def test_install_before_import(ray, play):
+    """Switched on before NeMo RL is imported, the driver's patch reaches the actor."""
+    assert nemo_rl_deadline_fix.install().state is State.PENDING
+
+    assert_fixed(ray.get(play(), timeout=PATIENCE_S))
+
+    assert nemo_rl_deadline_fix.status().state is State.PATCHED
+
+
+def test_install_after_import(ray, play):
+    """Switched on after NeMo RL is imported, it reaches the actor as well."""
+    import_module("nemo_rl.algorithms.single_controller")
+    report = nemo_rl_deadline_fix.install()
+    assert report.state is State.PATCHED
+    assert report.warnings == ()
+
+    assert_fixed(ray.get(play(), timeout=PATIENCE_S))
+
+
+def test_install_after_the_first_actor_then_uninstall(ray, play, caplog):
+    """Live actors stay as they were made, with a warning; each new one is made as things are then."""
+    made_before = play()
+    report = nemo_rl_deadline_fix.install()
+    made_after = play()
+    nemo_rl_deadline_fix.uninstall()
+    made_at_last = play()
+
+    [warning] = report.warnings
+    assert "created before" in warning
+    assert warning in caplog.messages
+    before, after, at_last = ray.get([made_before, made_after, made_at_last], timeout=PATIENCE_S)
+    assert_stalled(before)
+    assert_fixed(after)
+    assert_stalled(at_last)
+
+
+def drive(tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str) -> subprocess.CompletedProcess:
+    """Run the driver's script in a process and a folder of its own, on the same Ray."""
+    (tmp_path / "train.py").write_text(DRIVER)
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, *launcher, "train.py", address, json.dumps(options)]
+    env = {**os.environ, "PYTHONPATH": str(SHADOW)}
+    return subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1.5 * PATIENCE_S, check=False
+    )
+
+
+def test_launcher(ray, tmp_path):
+    """A script that knows nothing of the fix has it when it is started through `run`."""
+    done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run")
+
+    assert done.returncode == 0, done.stderr
+    assert_fixed(json.loads(done.stdout))
+
+
+def test_package_missing_in_the_actor(ray, tmp_path):
+    """Where the actor's Python lacks the package, the error that comes back names it."""
+    # A Python with everything this one has, but not the package.
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "nemo_rl_deadline_fix" not in path.name:
+            (libraries / path.name).symlink_to(path)
+    [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "libraries.pth").write_text(str(libraries))
+
+    done = drive(
+        tmp_path,
+        ray,
+        {"runtime_env": {"py_executable": str(python)}},
+        "-m",
+        "nemo_rl_deadline_fix",
+        "run",
+    )
+
+    assert done.returncode == 1
+    assert "No module named 'nemo_rl_deadline_fix'" in done.stderr
+    assert "ActorDiedError" in done.stderr or "RayTaskError" in done.stderr
