@@ -299,11 +299,15 @@ class _Stage:
         class Deadline(self._subject.deadline):  # type: ignore[misc,name-defined]
             def suspend(self) -> None:
                 super().suspend()
-                tell("clock", f"stops with {self._remaining:g} s left", Kind.CLOCK_STOPS)
+                # One that has expired has nothing to bank.
+                if self._remaining is not None:
+                    tell("clock", f"stops with {self._remaining:g} s left", Kind.CLOCK_STOPS)
 
             def resume(self) -> None:
+                banked = self._remaining
                 super().resume()
-                tell("clock", f"runs again until {self._timeout.when():g}", Kind.CLOCK_RUNS)
+                if banked is not None:
+                    tell("clock", f"runs again until {self._timeout.when():g}", Kind.CLOCK_RUNS)
 
         self._deadline = Deadline
 

@@ -1,0 +1,82 @@
+"""The command line: thin commands, one line for a user's mistake, exit codes as ruff's.
+
+0: fine, 1: a finding, 2: wrong usage, or could not decide.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from typing import Annotated
+
+import typer
+
+import nemo_rl_deadline_fix
+from nemo_rl_deadline_fix.errors import DeadlineFixError
+
+NAME = "nemo-rl-deadline-fix"
+
+
+def app(arguments: list[str]) -> None:
+    """Run a command and leave with its exit code.
+
+    Args:
+        arguments: The command's name and its arguments.
+
+    Raises:
+        SystemExit: Always.
+    """
+    try:
+        _commands()(arguments, prog_name=NAME)
+    except DeadlineFixError as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        # Somebody closed our output, as `| head` does. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+@cache
+def _commands() -> typer.Typer:
+    from nemo_rl_deadline_fix.cli import checkout, verify
+
+    commands = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    commands.callback()(_main)
+    verify.register(commands)
+    checkout.register(commands)
+    commands.command(
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        options_metavar="[-m]",
+        short_help="Run a training script with the fix switched on.",
+    )(run)
+    return commands
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(nemo_rl_deadline_fix.__version__)
+        raise typer.Exit
+
+
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Stops NeMo RL's rollout clocks while a NeMo Gym snapshot parks the rollouts."""
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="A Python file; with -m, a module's name.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, passed on untouched.")
+    ] = None,
+) -> None:
+    """Run a training script with the fix switched on, as if Python itself had been given it.
+
+    The script runs as __main__, with its own arguments, sys.argv and sys.path[0]; its exit code is ours.
+    """
+    # Reached by --help alone: the entry point takes scripts out before this library is imported.
+    raise DeadlineFixError(f"{NAME} run is started by its entry point", advice=f"call `{NAME} run`")

@@ -1,0 +1,141 @@
+"""`verify --plot`: the picture of a verification as a file, complete or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nemo_rl_deadline_fix.errors import InvalidInputError
+from nemo_rl_deadline_fix.replay.report import Verification
+
+SUFFIXES = (".svg", ".png")
+
+
+def check(path: Path) -> None:
+    """Make sure that a picture can be drawn and written, before any work is done for it.
+
+    Raises:
+        InvalidInputError: The path's suffix is unknown, it cannot be written, or matplotlib is missing.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInputError(
+            f"cannot draw {path}",
+            found=f"suffix {path.suffix}" if path.suffix else "no suffix",
+            supported=" or ".join(SUFFIXES),
+            advice="name the picture accordingly",
+        )
+    try:
+        import matplotlib.figure  # noqa: F401
+    except Exception as error:
+        # A broken installation raises all sorts of things.
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        raise InvalidInputError(
+            "--plot needs matplotlib",
+            found="no matplotlib" if missing else f"{type(error).__name__}: {error}",
+            supported="matplotlib 3.8 or newer",
+            advice="pip install 'nemo-rl-deadline-fix[plot]'",
+        ) from error
+    with _beside(path):
+        pass
+
+
+def plot(verification: Verification, path: Path) -> None:
+    """Draw what was replayed: the code as it is, over the code with the fix.
+
+    Args:
+        verification: What was found; there must be a replay to show.
+        path: The picture, an `.svg` or a `.png`; an old one is replaced when the new one is complete.
+
+    Raises:
+        InvalidInputError: As `check`, or nothing was replayed.
+    """
+    check(path)
+    if verification.before is None:
+        raise InvalidInputError(
+            f"there is nothing to draw in {path}",
+            found=verification.found or "no replay",
+            advice="leave out --plot, or verify another target",
+        )
+    picture = _render(verification, path.suffix.lower()[1:])
+    with _beside(path) as (file, target):
+        file.write(picture)
+        file.close()
+        Path(file.name).replace(target)
+
+
+def _render(verification: Verification, kind: str) -> bytes:
+    import matplotlib as mpl
+
+    from nemo_rl_deadline_fix.replay import drawing
+
+    settings: dict[Any, object] = {
+        # The same picture is the same file.
+        "svg.hashsalt": "nemo-rl-deadline-fix",
+        # Glyphs as outlines: no viewer has to have the font, and nothing gets wider than it was measured.
+        "svg.fonttype": "path",
+        "text.hinting": "none",
+        "hatch.linewidth": 0.6,
+    }
+    maker = "nemo-rl-deadline-fix verify --plot"
+    metadata = {
+        "svg": {"Date": None, "Creator": maker, "Title": drawing.heading(verification)},
+        "png": {"Software": maker},
+    }
+    data = io.BytesIO()
+    # Neither the user's settings nor ours get into the other's pictures.
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(settings)
+        drawing.figure(verification).savefig(data, format=kind, dpi=144, metadata=metadata[kind])
+    return data.getvalue()
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A new file in a path's folder, with the path's mode, and the path without links.
+
+    The file is removed at the end if it is still there. Whatever goes wrong comes out as an
+    InvalidInputError.
+    """
+    try:
+        # What a link leads to is to be replaced, not the link.
+        target = path.resolve()
+        mode = _mode(target)
+        temporary = target.with_name(f".nemo-rl-deadline-fix-{secrets.token_hex(4)}")
+        try:
+            with temporary.open("xb") as file:
+                if mode is not None:
+                    temporary.chmod(mode)
+                yield file, target
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        # A loop of links is a RuntimeError, a null byte a ValueError.
+        raise InvalidInputError(
+            f"cannot write {path}",
+            found=getattr(error, "strerror", None) or f"{type(error).__name__}: {error}",
+            supported="a new or existing file in an existing folder, both of them writable",
+            advice="give --plot another path",
+        ) from error
+
+
+def _mode(target: Path) -> int | None:
+    """The mode of a file that may be replaced; None where there is none yet."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(mode):
+        raise OSError(0, "it is a folder")
+    if not stat.S_ISREG(mode):
+        raise OSError(0, "it is no regular file")
+    if not os.access(target, os.W_OK):
+        # Replacing it would work, and would not be what its owner meant.
+        raise OSError(0, "it is write-protected")
+    return stat.S_IMODE(mode)
