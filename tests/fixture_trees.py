@@ -1,0 +1,313 @@
+"""NeMo RL trees of several shapes, before and after the fix, made from the one under `trees/pinned`.
+
+Each shape is the pinned tree with a few replacements, and what the fix looks like in it is written out
+by hand, so that no test compares the rewriting with itself. All of them run (ray is all they import).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_rl_deadline_fix.source.checkout import plan, write
+
+PINNED = Path(__file__).parent / "trees" / "pinned"
+PATCHES = Path(__file__).parent.parent / "patches"
+CONTROLLER = "nemo_rl/algorithms/single_controller.py"
+MANAGER = "nemo_rl/experience/rollout_manager.py"
+
+Replacement = tuple[str, str]
+
+HOLD = 'self._rollout_manager.suspend_request_deadlines("gym_checkpoint")'
+LET_GO = 'self._rollout_manager.resume_request_deadlines("gym_checkpoint")'
+CLEAR = "self._gym_checkpoint_rollout_permitted.clear()"
+SET = "self._gym_checkpoint_rollout_permitted.set()"
+WHY = "# Rollouts park until admission reopens. Their deadlines must not run meanwhile."
+
+MANAGER_FIX: tuple[Replacement, ...] = (
+    (
+        "        self.suspended = False\n\n    def add",
+        "        # By name: one holder's resume must not end another one's pause.\n"
+        "        self._holders: set[str] = set()\n"
+        "        self.suspended = False\n\n    def add",
+    ),
+    (
+        "    def suspend(self) -> None:\n        if self.suspended:",
+        '    def suspend(self, holder: str = "engine") -> None:\n'
+        "        self._holders.add(holder)\n"
+        "        if self.suspended:",
+    ),
+    (
+        "    def resume(self) -> None:\n        if not self.suspended:",
+        '    def resume(self, holder: str = "engine") -> None:\n'
+        "        self._holders.discard(holder)\n"
+        "        if self._holders:\n"
+        "            return\n"
+        "        if not self.suspended:",
+    ),
+    (
+        "        self._timeout.reschedule(asyncio.get_running_loop()",
+        "        # Expiry at once would come ahead of a reply that becomes ready in this same\n"
+        "        # turn of the event loop. A timer comes after it.\n"
+        "        self._remaining = max(self._remaining, 0.001)\n"
+        "        self._timeout.reschedule(asyncio.get_running_loop()",
+    ),
+    (
+        "    def suspend_request_deadlines(self) -> None:",
+        '    def suspend_request_deadlines(self, holder: str = "engine") -> None:',
+    ),
+    ("        self._request_deadlines.suspend()", "        self._request_deadlines.suspend(holder)"),
+    (
+        "    def resume_request_deadlines(self) -> None:",
+        '    def resume_request_deadlines(self, holder: str = "engine") -> None:',
+    ),
+    ("        self._request_deadlines.resume()", "        self._request_deadlines.resume(holder)"),
+)
+
+CLOSE_FIX: Replacement = (
+    f"        prepared = False\n        {CLEAR}",
+    f"        prepared = False\n        {WHY}\n        {HOLD}\n        {CLEAR}",
+)
+FAILURE_FIX: Replacement = (
+    f"\n                {SET}\n",
+    f"\n                {SET}\n                {LET_GO}\n",
+)
+RELEASE_FIX: Replacement = (
+    f"stays closed.\n        {SET}",
+    f"stays closed.\n        {SET}\n        {LET_GO}",
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree before the fix, as edits of the pinned one, and the controller's edits that fix it.
+
+    Attributes:
+        made: Replacements in the pinned controller that make this shape; each fits once.
+        fix: Replacements in this shape's controller that fix it; each fits once.
+    """
+
+    made: tuple[Replacement, ...] = ()
+    fix: tuple[Replacement, ...] = (CLOSE_FIX, FAILURE_FIX, RELEASE_FIX)
+
+    @property
+    def before(self) -> dict[str, str]:
+        """Text by file, as it is without the fix."""
+        return {CONTROLLER: edited(pinned(CONTROLLER), *self.made), MANAGER: pinned(MANAGER)}
+
+    @property
+    def after(self) -> dict[str, str]:
+        """Text by file, as it is with the fix."""
+        return {
+            CONTROLLER: edited(self.before[CONTROLLER], *self.fix),
+            MANAGER: edited(self.before[MANAGER], *MANAGER_FIX),
+        }
+
+
+def pinned(name: str) -> str:
+    """The text of a file of the pinned tree."""
+    return (PINNED / name).read_text()
+
+
+def edited(text: str, *replacements: Replacement) -> str:
+    """A text with each of some parts, which must be there exactly once, replaced."""
+    for old, new in replacements:
+        assert text.count(old) == 1, f"{text.count(old)} times: {old}"
+        text = text.replace(old, new)
+    return text
+
+
+def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = False) -> Path:
+    """Write a tree into an empty folder; return its root.
+
+    Args:
+        folder: Where to put it; made if it is not there.
+        shape: A shape, or its name in `SHAPES`.
+        fixed: Whether to write it as it is with the fix.
+    """
+    shape = SHAPES[shape] if isinstance(shape, str) else shape
+    shutil.copytree(PINNED, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in (shape.after if fixed else shape.before).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def applied_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
+    """As `make_tree`, with the fix written into it by `apply`."""
+    root = make_tree(folder, shape)
+    write(plan(root).changes)
+    return root
+
+
+def patched_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
+    """As `make_tree`, with the fix put on it by `git apply patches/0001-*.diff`."""
+    root = make_tree(folder, shape)
+    # Outside of any repository: else git applies relative to the repository it finds above.
+    subprocess.run(
+        ["git", "apply", str(the_patch("0001"))],
+        cwd=root,
+        check=True,
+        env={"PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_CEILING_DIRECTORIES": str(root.parent)},
+    )
+    return root
+
+
+def the_patch(number: str) -> Path:
+    """The one diff in `patches/` that begins with a number."""
+    (found,) = PATCHES.glob(f"{number}-*.diff")
+    return found
+
+
+_PREFIX_CUTS = (
+    (
+        "        self._gym_acknowledgements: list[Any] = []\n",
+        "        self._generation_prefix_cuts_enabled = actor_args.prefix_cuts\n"
+        "        self._generation_checkpoint_id: Optional[str] = None\n"
+        "        self._gym_acknowledgements: list[Any] = []\n",
+    ),
+    (
+        "            answer = await gym_actor.prepare_checkpoint.remote(\n",
+        "            if self._generation_prefix_cuts_enabled:\n"
+        "                await asyncio.to_thread(\n"
+        "                    self._gen.begin_generation_checkpoint, timeout_s=timeout_s\n"
+        "                )\n"
+        "                self._generation_checkpoint_id = checkpoint_id\n"
+        "            answer = await gym_actor.prepare_checkpoint.remote(\n",
+    ),
+    (
+        f"            else:\n                {SET}\n",
+        "            else:\n"
+        "                if self._generation_checkpoint_id == checkpoint_id:\n"
+        "                    try:\n"
+        "                        await asyncio.to_thread(\n"
+        "                            self._gen.finish_generation_checkpoint, timeout_s=timeout_s\n"
+        "                        )\n"
+        "                    except BaseException as fence_error:\n"
+        "                        recovery_errors.append(fence_error)\n"
+        "                    else:\n"
+        "                        self._generation_checkpoint_id = None\n"
+        f"                {SET}\n",
+    ),
+    (
+        "        # Not reached where Gym did not confirm: then admission stays closed.\n",
+        "        if self._generation_checkpoint_id == checkpoint_id:\n"
+        "            await asyncio.to_thread(\n"
+        "                self._gen.finish_generation_checkpoint, timeout_s=timeout_s\n"
+        "            )\n"
+        "            self._generation_checkpoint_id = None\n"
+        "        # Not reached where Gym did not confirm: then admission stays closed.\n",
+    ),
+)
+
+SHAPES: dict[str, Shape] = {
+    "pinned": Shape(),
+    "prefix_cuts": Shape(made=_PREFIX_CUTS),
+    "renamed_local": Shape(
+        made=(
+            (
+                f"        prepared = False\n        {CLEAR}\n",
+                "        is_ready = False\n"
+                "        admission = self._gym_checkpoint_rollout_permitted\n"
+                "        admission.clear()\n",
+            ),
+            ("            prepared = True\n", "            is_ready = True\n"),
+            ("            if prepared:\n", "            if is_ready:\n"),
+            (
+                f"                {SET}\n            if len",
+                "                admission.set()\n            if len",
+            ),
+        ),
+        fix=(
+            ("        admission.clear()", f"        {WHY}\n        {HOLD}\n        admission.clear()"),
+            (
+                "                admission.set()",
+                f"                admission.set()\n                {LET_GO}",
+            ),
+            RELEASE_FIX,
+        ),
+    ),
+    "code_between": Shape(
+        made=(
+            (
+                f"        {CLEAR}\n        try:\n",
+                f"        {CLEAR}\n"
+                "        started = time.monotonic()\n"
+                '        print(f"snapshot {checkpoint_id}: admission is closed", flush=True)\n'
+                "        try:\n"
+                "            timeout_s = max(timeout_s, time.monotonic() - started)\n",
+            ),
+        ),
+    ),
+    "extra_reopen": Shape(
+        made=(
+            (
+                "    async def _release_committed_gym_checkpoint(",
+                "    def _abandon_gym_checkpoint(self, reason: str) -> None:\n"
+                '        """Give a snapshot up from outside of it."""\n'
+                "        if self._pending_gym_checkpoint_release is None:\n"
+                "            # Nobody else would open it.\n"
+                "\n"
+                "            # And it must be open.\n"
+                f"            {SET}  # now\n"
+                "            print(reason, flush=True)\n"
+                "\n"
+                "    async def _release_committed_gym_checkpoint(",
+            ),
+        ),
+        fix=(
+            CLOSE_FIX,
+            FAILURE_FIX,
+            RELEASE_FIX,
+            (f"            {SET}  # now", f"            {SET}  # now\n            {LET_GO}"),
+        ),
+    ),
+    "reopen_in_finally": Shape(
+        made=(
+            (
+                f"            else:\n                {SET}\n            if len(recovery_errors) > 1:\n",
+                "            if len(recovery_errors) > 1:\n",
+            ),
+            (
+                'BaseExceptionGroup("snapshot and abort failed", recovery_errors)\n            raise\n',
+                'BaseExceptionGroup("snapshot and abort failed", recovery_errors)\n            raise\n'
+                "        finally:\n"
+                "            if not prepared:\n"
+                f"                {SET}\n",
+            ),
+        ),
+    ),
+    "helper_closes": Shape(
+        made=(
+            (
+                f"        {CLEAR}\n        try:\n",
+                "        self._close_gym_admission()\n        try:\n",
+            ),
+            (
+                "    async def _prepare_and_commit_gym_checkpoint(",
+                "    def _close_gym_admission(self) -> None:\n"
+                '        """Admit no more rollouts."""\n'
+                f"        {CLEAR}\n"
+                "\n"
+                "    async def _prepare_and_commit_gym_checkpoint(",
+            ),
+        ),
+        fix=(
+            (f"        {CLEAR}", f"        {WHY}\n        {HOLD}\n        {CLEAR}"),
+            FAILURE_FIX,
+            RELEASE_FIX,
+        ),
+    ),
+    "refit_suspends": Shape(
+        made=(
+            (
+                "        self._rollout_permitted.clear()\n        await asyncio.to_thread(self._weight",
+                "        self._rollout_permitted.clear()\n"
+                "        self._rollout_manager.suspend_request_deadlines()\n"
+                "        await asyncio.to_thread(self._weight",
+            ),
+        ),
+    ),
+}
+"""By name: every shape that the fix is written into."""

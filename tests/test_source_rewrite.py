@@ -1,0 +1,249 @@
+"""The fix is written into every shape as a reviewer would want it, byte for byte, and taken out again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_rl_deadline_fix.errors import UnsupportedTargetError
+from nemo_rl_deadline_fix.source.checkout import ALL_RULES, plan, plan_revert, write
+from nemo_rl_deadline_fix.source.locate import Rule, State, survey
+from tests.fixture_trees import (
+    CLEAR,
+    CLOSE_FIX,
+    CONTROLLER,
+    HOLD,
+    LET_GO,
+    MANAGER,
+    SET,
+    SHAPES,
+    WHY,
+    Shape,
+    applied_tree,
+    edited,
+    make_tree,
+    pinned,
+)
+from tests.test_source_locate import REFUSED
+
+FILES = (CONTROLLER, MANAGER)
+BOM = b"\xef\xbb\xbf"
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Bytes of the two files that the fix is written to."""
+    return {name: (root / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_apply_writes_what_was_written_out_by_hand(tmp_path: Path, name: str) -> None:
+    """Before and after, for each shape."""
+    root = applied_tree(tmp_path, name)
+    assert {file: raw.decode() for file, raw in contents(root).items()} == SHAPES[name].after
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_applying_twice_is_the_same_as_once_and_reverting_undoes_it(tmp_path: Path, name: str) -> None:
+    """A fixed tree has nothing to change; reverted, it is what it was and has nothing to revert."""
+    root = make_tree(tmp_path, name)
+    before = contents(root)
+    write(plan(root).changes)
+    assert plan(root).changes == ()
+    write(plan_revert(root).changes)
+    assert contents(root) == before
+    assert plan_revert(root).changes == ()
+
+
+def test_a_place_that_is_fixed_already_is_left_alone(tmp_path: Path) -> None:
+    """A tree in which one place is fixed by hand gets the others, and no second call there."""
+    root = make_tree(tmp_path, Shape(made=(CLOSE_FIX,), fix=()))
+    assert survey(root).state is State.PARTLY_FIXED
+    write(plan(root).changes)
+    assert contents(root)[CONTROLLER].decode() == SHAPES["pinned"].after[CONTROLLER]
+
+
+def test_a_half_fixed_registry_is_completed(tmp_path: Path) -> None:
+    """The set of holders is made once, also when one of the two methods had it already."""
+    root = applied_tree(tmp_path)
+    resume = '    def resume(self, holder: str = "engine") -> None:\n        self._holders.discard(holder)\n'
+    text = edited(
+        (root / MANAGER).read_text(),
+        (resume + "        if self._holders:\n            return\n", "    def resume(self) -> None:\n"),
+    )
+    (root / MANAGER).write_text(text)
+    assert survey(root).state is State.PARTLY_FIXED
+    write(plan(root).changes)
+    assert contents(root)[MANAGER].decode() == SHAPES["pinned"].after[MANAGER]
+
+
+def test_without_df004_the_deadline_is_not_touched(tmp_path: Path) -> None:
+    """The optional rule can be left out; the tree counts as fixed, and apply does not bring it back."""
+    root = make_tree(tmp_path)
+    write(plan(root, rules=ALL_RULES - {Rule.DF004}).changes)
+    assert "max(self._remaining" not in (root / MANAGER).read_text()
+    assert survey(root).state is State.FIXED
+    assert plan(root).changes == ()
+    write(plan_revert(root).changes)
+    assert contents(root)[MANAGER].decode() == pinned(MANAGER)
+
+
+@pytest.mark.parametrize(
+    ("encode", "says"),
+    [
+        (lambda raw: raw.replace(b"\n", b"\r\n"), "CRLF"),
+        (lambda raw: BOM + raw, "byte order mark"),
+        (lambda raw: BOM + raw.replace(b"\n", b"\r\n").rstrip(b"\r\n"), "all at once"),
+        (lambda raw: raw.rstrip(b"\n"), "no last newline"),
+        (lambda raw: b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + raw, "another encoding"),
+        (lambda raw: raw.replace(b"\n\n", b"\n \t\n\x0c\n", 3), "odd white space"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_byte_outside_of_the_changed_lines_stays(tmp_path: Path, encode, says: str) -> None:
+    """Encoding, byte order mark, newlines, a missing last one and odd space come through, there and back."""
+    root = make_tree(tmp_path)
+    for name in FILES:
+        (root / name).write_bytes(encode((root / name).read_bytes()))
+    before = contents(root)
+    write(plan(root).changes)
+    after = contents(root)
+    assert after != before
+    plain = {name: text.encode() for name, text in SHAPES["pinned"].after.items()}
+    assert {name: raw == encode(plain[name]) for name, raw in after.items()} == dict.fromkeys(FILES, True)
+    write(plan_revert(root).changes)
+    assert contents(root) == before
+
+
+def test_a_missing_last_newline_at_the_changed_line_stays_missing(tmp_path: Path) -> None:
+    """The gate's last reopening may be the last line of the file."""
+    root = make_tree(tmp_path)
+    text = pinned(CONTROLLER)
+    end = text.index("    async def _release_committed_gym_checkpoint")
+    (root / CONTROLLER).write_text(text[:end].rstrip("\n"))
+    write(plan(root).changes)
+    assert (root / CONTROLLER).read_text().endswith(f"{SET}\n        {LET_GO}")
+    write(plan_revert(root).changes)
+    assert (root / CONTROLLER).read_text() == text[:end].rstrip("\n")
+
+
+def test_a_call_that_does_not_fit_its_line_is_wrapped(tmp_path: Path) -> None:
+    """As NeMo RL's formatter does it, at 88 columns."""
+    pad = " " * 28
+    deep = (
+        "        if prepared:\n            while prepared:\n                with self.lock:\n"
+        f"                    if prepared:\n                        if prepared:\n{pad}{SET}  # deep\n"
+    )
+    shape = Shape(made=(("        prepared = False\n", "        prepared = False\n" + deep),))
+    root = make_tree(tmp_path, shape)
+    before = contents(root)
+    write(plan(root).changes)
+    call = LET_GO.replace('("gym_checkpoint")', f'(\n{pad}    "gym_checkpoint"\n{pad})')
+    assert f"{SET}  # deep\n{pad}{call}\n" in (root / CONTROLLER).read_text()
+    write(plan_revert(root).changes)
+    assert contents(root) == before
+
+
+def test_a_signature_on_several_lines_stays_so(tmp_path: Path) -> None:
+    """The holder gets a line of its own where the others have one."""
+    root = make_tree(tmp_path)
+    before = edited(
+        pinned(MANAGER),
+        (
+            "    def suspend_request_deadlines(self) -> None:",
+            "    def suspend_request_deadlines(\n        self,\n    ) -> None:",
+        ),
+    )
+    (root / MANAGER).write_text(before)
+    write(plan(root).changes)
+    assert '(\n        self,\n        holder: str = "engine",\n    ) -> None:' in (root / MANAGER).read_text()
+    write(plan_revert(root).changes)
+    assert (root / MANAGER).read_text() == before
+
+
+def test_comments_above_a_gate_stay_above_both_lines(tmp_path: Path) -> None:
+    """A comment that explains the gate still stands over it, and ours follows."""
+    note = "# Nobody is admitted from here on."
+    shape = Shape(made=((f"        {CLEAR}", f"\n        {note}\n        {CLEAR}"),))
+    root = make_tree(tmp_path, shape)
+    write(plan(root).changes)
+    wanted = f"prepared = False\n\n        {note}\n        {WHY}\n        {HOLD}\n        {CLEAR}\n"
+    assert wanted in (root / CONTROLLER).read_text()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_formatter_of_nemo_rl_leaves_the_result_unchanged(tmp_path: Path, name: str) -> None:
+    """Formatted at 88 columns before, formatted after."""
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    root = applied_tree(tmp_path, name)
+    for command in (
+        ["format", "--check"],
+        ["check", "--select=D,F,I", "--ignore=D1", "--config=lint.pydocstyle.convention='google'"],
+    ):
+        line = [str(ruff), *command, "--target-version=py311", "--isolated", "--no-cache", str(root)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_shape_that_is_not_understood_is_not_changed(tmp_path: Path, name: str) -> None:
+    """All or nothing: one place that is not understood, and no file is touched."""
+    file, edits, _ = REFUSED[name]
+    root = make_tree(tmp_path)
+    (root / file).write_text(edited((root / file).read_text(), *edits))
+    before = contents(root)
+    with pytest.raises(
+        UnsupportedTargetError, match=r"cannot change .*do this: run `nemo-rl-deadline-fix check`"
+    ):
+        write(plan(root).changes)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        (CONTROLLER, WHY, "# Rollouts park here."),
+        (CONTROLLER, HOLD, HOLD.replace("(", "(holder=")),
+        (CONTROLLER, f"{SET}\n        {LET_GO}", f"{SET}\n        # Go on.\n        {LET_GO}"),
+        (CONTROLLER, f"        {HOLD}\n", f"        {HOLD}\n        # Now.\n"),
+        (CONTROLLER, f"        {HOLD}\n", f"        {HOLD}\n        print()\n"),
+        (MANAGER, "0.001", "0.002"),
+        (MANAGER, "        self._holders.add(holder)\n", "        self._holders |= {holder}\n"),
+        (MANAGER, 'def suspend(self, holder: str = "engine")', 'def suspend(self, holder: str = "training")'),
+        (MANAGER, "set[str] = set()", "set[str] = set([])"),
+        (
+            MANAGER,
+            'def resume_request_deadlines(self, holder: str = "engine")',
+            'def resume_request_deadlines(self, *, holder: str = "engine")',
+        ),
+        (
+            MANAGER,
+            "        if self._holders:\n            return\n",
+            "        if len(self._holders):\n            return\n",
+        ),
+    ],
+)
+def test_what_was_edited_since_is_not_reverted(tmp_path: Path, file: str, old: str, new: str) -> None:
+    """A changed line of the fix is somebody's work; nothing is taken out then, not even elsewhere."""
+    root = applied_tree(tmp_path)
+    (root / file).write_text(edited((root / file).read_text(), (old, new)))
+    before = contents(root)
+    with pytest.raises(UnsupportedTargetError, match=r"cannot take the fix out of .*edited since"):
+        write(plan_revert(root).changes)
+    assert contents(root) == before
+
+
+def test_edits_elsewhere_survive_a_revert(tmp_path: Path) -> None:
+    """Only the fix's own lines are taken out."""
+    root = applied_tree(tmp_path)
+    for name in FILES:
+        with (root / name).open("a") as file:
+            file.write("\n\nMINE = 1\n")
+    write(plan_revert(root).changes)
+    assert {name: raw.decode() for name, raw in contents(root).items()} == {
+        name: pinned(name) + "\n\nMINE = 1\n" for name in FILES
+    }
