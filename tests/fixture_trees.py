@@ -6,6 +6,7 @@ by hand, so that no test compares the rewriting with itself. All of them run (ra
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ PINNED = Path(__file__).parent / "trees" / "pinned"
 PATCHES = Path(__file__).parent.parent / "patches"
 CONTROLLER = "nemo_rl/algorithms/single_controller.py"
 MANAGER = "nemo_rl/experience/rollout_manager.py"
+FORWARDS = (
+    "    def suspend_request_deadlines(self) -> None:",
+    "    def resume_request_deadlines(self) -> None:",
+)
 
 Replacement = tuple[str, str]
 
@@ -55,12 +60,12 @@ MANAGER_FIX: tuple[Replacement, ...] = (
         "        self._timeout.reschedule(asyncio.get_running_loop()",
     ),
     (
-        "    def suspend_request_deadlines(self) -> None:",
+        FORWARDS[0],
         '    def suspend_request_deadlines(self, holder: str = "engine") -> None:',
     ),
     ("        self._request_deadlines.suspend()", "        self._request_deadlines.suspend(holder)"),
     (
-        "    def resume_request_deadlines(self) -> None:",
+        FORWARDS[1],
         '    def resume_request_deadlines(self, holder: str = "engine") -> None:',
     ),
     ("        self._request_deadlines.resume()", "        self._request_deadlines.resume(holder)"),
@@ -107,8 +112,15 @@ class Shape:
 
 
 def pinned(name: str) -> str:
-    """The text of a file of the pinned tree."""
-    return (PINNED / name).read_text()
+    """The text of a file of the pinned tree, with the lines that patch 0001 finds its place by."""
+    text = (PINNED / name).read_text()
+    if name == MANAGER:
+        # Two of its anchors are sentences of NeMo RL's, which stand in the diff and nowhere else.
+        sentences = re.findall(r'^ ( +""".*"""\n)', the_patch("0001").read_text(), re.MULTILINE)
+        assert len(sentences) == len(FORWARDS)
+        for forward, sentence in zip(FORWARDS, sentences, strict=True):
+            text = re.sub(rf'({re.escape(forward)}\n) +""".*"""\n', rf"\g<1>{sentence}", text)
+    return text
 
 
 def edited(text: str, *replacements: Replacement) -> str:

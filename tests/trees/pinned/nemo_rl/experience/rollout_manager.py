@@ -144,11 +144,11 @@ class RolloutManager:
         self._weight_version = 0
 
     def suspend_request_deadlines(self) -> None:
-        """Pause live request-deadline clocks while a colocated engine is in training mode."""
+        """Stop the clocks of all rollouts in flight."""
         self._request_deadlines.suspend()
 
     def resume_request_deadlines(self) -> None:
-        """Resume live request-deadline clocks when a colocated engine exits training mode."""
+        """Let the clocks of all rollouts in flight run on."""
         self._request_deadlines.resume()
 
     def set_weight_version(self, version: int) -> None:
