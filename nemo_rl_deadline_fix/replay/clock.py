@@ -12,8 +12,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+HORIZON = 1e8
+"""Where a virtual loop's time ends, in seconds: about three years, a hundred times the longest story."""
+
+
 class StandstillError(RuntimeError):
-    """Everybody waits, and no timer will ever wake anybody."""
+    """Everybody waits, and no timer will ever wake anybody, or none that does not set itself again."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -58,11 +62,13 @@ class _JumpingSelector(selectors.SelectSelector):
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
-        if timeout is None:
+        if timeout is None or self.now + timeout > HORIZON:
             raise StandstillError("everybody waits, and no timer will ever wake anybody")
         then = self.now + timeout
-        # Sums of floats miss round numbers by a hair, which a timeline would print.
-        self.now = round(then, 6) if abs(then - round(then, 6)) < 5e-10 else then
+        # Sums of floats miss round numbers by a hair, which a timeline would print. The hair must stay below
+        # the loop's clock resolution, which it does while the numbers are small.
+        hair = abs(then - round(then, 6))
+        self.now = round(then, 6) if hair < 5e-10 and then < 1e6 else then
         return ready
 
 

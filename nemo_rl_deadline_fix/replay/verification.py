@@ -124,10 +124,10 @@ def _import() -> tuple[ModuleType, ModuleType]:
 
 
 def _verify(subject: Subject, parameters: Parameters) -> Verification:
-    after = None if has_fix(subject) else _play(subjects.fixed(subject), parameters)
-    return Verification(
-        subject.kind, subject.path, subject.files, parameters, _play(subject, parameters), after
-    )
+    fixed = None if has_fix(subject) else subjects.fixed(subject)
+    before = _play(subject, parameters)
+    after = _play(fixed, parameters) if fixed else None
+    return Verification(subject.kind, subject.path, subject.files, parameters, before, after)
 
 
 def _play(subject: Subject, parameters: Parameters) -> Replay:
