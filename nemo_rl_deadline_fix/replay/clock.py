@@ -12,8 +12,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-HORIZON = 1e8
-"""Where a virtual loop's time ends, in seconds: about three years, a hundred times the longest story."""
+HORIZON = 4e6
+"""Where a virtual loop's time ends, in seconds: 46 days, more than the longest story takes.
+
+Not much farther the gaps between floats outgrow the loop's clock resolution, and no timer is ever due.
+"""
 
 
 class StandstillError(RuntimeError):
@@ -65,10 +68,8 @@ class _JumpingSelector(selectors.SelectSelector):
         if timeout is None or self.now + timeout > HORIZON:
             raise StandstillError("everybody waits, and no timer will ever wake anybody")
         then = self.now + timeout
-        # Sums of floats miss round numbers by a hair, which a timeline would print. The hair must stay below
-        # the loop's clock resolution, which it does while the numbers are small.
-        hair = abs(then - round(then, 6))
-        self.now = round(then, 6) if hair < 5e-10 and then < 1e6 else then
+        # Sums of floats miss round numbers by a hair, which a timeline would print.
+        self.now = round(then, 6) if abs(then - round(then, 6)) < 5e-10 else then
         return ready
 
 

@@ -70,8 +70,8 @@ class Parameters:
                 continue
             if not math.isfinite(value) or value <= 0:
                 raise _impossible(entry.name, value, "a finite number of seconds above 0")
-            if value > 1e6:
-                raise _impossible(entry.name, value, "at most 1,000,000 seconds")
+            if value > 1e5:
+                raise _impossible(entry.name, value, "at most 100,000 seconds")
         if self.second_at < self.snapshot_at + self.snapshot_for:
             raise _impossible(
                 "second_at",
