@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from nemo_rl_deadline_fix.__main__ import main
+from nemo_rl_deadline_fix.targets import RELEASE
+from nemo_rl_deadline_fix.wrapping import patch
 
 TREES = Path(__file__).parent / "trees"
 PINNED = TREES / "pinned"
@@ -236,6 +238,23 @@ def test_what_still_stalls_after_the_fix_is_a_finding(
     assert "RL gave up on try 0 at 180 while a snapshot had it parked" in found["message"]
 
 
+def test_a_fix_that_never_lets_go_is_a_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stalls in the two snapshots, but clocks that stay stopped are no fix: exit code 1."""
+
+    def stops_only(controller: type[Any]) -> None:
+        patch(controller)
+        setattr(controller, RELEASE, vars(controller)[RELEASE].__wrapped__)
+
+    monkeypatch.setattr("nemo_rl_deadline_fix.replay.subjects.patch", stops_only)
+
+    code, found = verify_json(capsys)
+
+    assert (code, found["verdict"], found["fixed"]) == (1, "still_stalls", False)
+    assert "the clocks are still held by gym_checkpoint" in found["message"]
+
+
 def command(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, with a package tree on its path."""
     return subprocess.run(
@@ -265,3 +284,16 @@ def test_no_nemo_rl_installed_is_one_line(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert "No module named 'nemo_rl'" in line
     assert "--rl PATH" in line
+
+
+def test_a_tree_of_just_the_two_files_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nothing else of the checkout is needed: not even the file that defines the timeout."""
+    for name in ("nemo_rl/algorithms/single_controller.py", "nemo_rl/experience/rollout_manager.py"):
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes((PINNED / name).read_bytes())
+
+    code, found = verify_json(capsys, "--rl", str(tmp_path))
+
+    assert (code, found["verdict"]) == (0, "fixed")
+    assert found["before"]["attempts"][0]["error"] == "NeMo-Gym prompt group exceeded 180.0s"
