@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -53,6 +53,9 @@ class HolderStats(NamedTuple):
     longest_seconds: float
 
 
+_NO_HOLDS = HolderStats(0, 0.0, 0.0)
+
+
 class RequestDeadlineRegistry:
     """Live request deadlines, suspended while at least one named holder holds their clocks.
 
@@ -79,6 +82,8 @@ class RequestDeadlineRegistry:
     def _begin(self, warn_after_s: float | None) -> None:
         _known.add(self)
         self._holders: dict[str, float] = {}
+        # Whether there are any: `add`, which every rollout calls, reads a bool faster than a dict's length.
+        self._held = False
         self._stats: dict[str, HolderStats] = {}
         self._view = MappingProxyType(self._holders)
         self._paused_since = 0.0
@@ -140,7 +145,7 @@ class RequestDeadlineRegistry:
     @property
     def suspended(self) -> bool:
         """Whether anyone holds the clocks."""
-        return bool(self._holders)
+        return self._held
 
     @property
     def holders(self) -> Mapping[str, float]:
@@ -168,7 +173,8 @@ class RequestDeadlineRegistry:
     @property
     def stats(self) -> dict[str, HolderStats]:
         """What each name has held so far: number of holds, seconds in total, longest in seconds."""
-        return {name: self._stats_until_now(name) for name in self._stats}
+        now = _now()
+        return {name: self._stats_until(now, name) for name in self._stats | self._holders}
 
     def add(self, deadline: PausableDeadline) -> None:
         """Watch a deadline that was just entered; born while held, it is suspended at once.
@@ -180,7 +186,7 @@ class RequestDeadlineRegistry:
             Exception: Whatever the deadline's own `suspend` raises; the deadline is then not kept.
         """
         self._live.add(deadline)
-        if self._holders:
+        if self._held:
             try:
                 deadline.suspend()
             except BaseException:
@@ -210,7 +216,7 @@ class RequestDeadlineRegistry:
         if not first:
             return
         logger.info("Rollout clocks stopped by %s: %d live deadline(s)", holder, len(self._live))
-        self._for_each("suspended", lambda deadline: deadline.suspend())
+        self._stop_all()
 
     def resume(self, holder: str = DEFAULT_HOLDER) -> None:
         """Let go of a name's hold; the clocks run again when no name is left.
@@ -232,10 +238,11 @@ class RequestDeadlineRegistry:
             logger.debug("%s let go of the rollout clocks without holding them: nothing to do", holder)
             return
         now = _now()
-        self._stats[holder] = self._stats_until_now(holder)
+        self._stats[holder] = self._stats_until(now, holder)
         del self._holders[holder]
         if self._holders:
             return
+        self._held = False
         seconds = now - self._paused_since
         self._paused_before += seconds
         if self._warning is not None:
@@ -247,7 +254,7 @@ class RequestDeadlineRegistry:
             seconds,
             len(self._live),
         )
-        self._for_each("resumed", self._restart)
+        self._restart_all()
 
     @contextmanager
     def hold(self, holder: str) -> Iterator[None]:
@@ -268,28 +275,52 @@ class RequestDeadlineRegistry:
             self.resume(holder)
 
     def _take(self, holder: str) -> None:
-        now = _now()
-        if not self._holders:
+        loop = _running_loop()
+        now = _time_of(loop)
+        if not self._held:
             self._paused_since = now
-            self._warn_in(self._warn_after_s)
+            self._warn_in(loop, self._warn_after_s)
         self._holders[holder] = now
-        holds, seconds, longest = self._stats.get(holder, HolderStats(0, 0.0, 0.0))
-        self._stats[holder] = HolderStats(holds + 1, seconds, longest)
+        self._held = True
 
-    def _stats_until_now(self, holder: str) -> HolderStats:
-        stats = self._stats[holder]
+    def _stats_until(self, now: float, holder: str) -> HolderStats:
+        # Only holds that have ended are written down; one that runs is added here.
+        stats = self._stats.get(holder, _NO_HOLDS)
         since = self._holders.get(holder)
         if since is None:
             return stats
-        running = _now() - since
-        return HolderStats(stats.holds, stats.seconds + running, max(stats.longest_seconds, running))
+        running = now - since
+        return HolderStats(stats.holds + 1, stats.seconds + running, max(stats.longest_seconds, running))
 
-    def _restart(self, deadline: PausableDeadline) -> None:
+    # Both of these go over a copy, because a deadline's own code may add or discard, and to the end, because
+    # one failure must not leave the others with a clock that disagrees with the registry. They share no
+    # loop: a call more per deadline would be most of what this registry takes beyond upstream's.
+
+    def _stop_all(self) -> None:
+        errors: list[Exception] = []
+        deadlines = tuple(self._live)
+        for deadline in deadlines:
+            try:
+                deadline.suspend()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise _could_not_be("suspended", errors, deadlines)
+
+    def _restart_all(self) -> None:
+        errors: list[Exception] = []
+        deadlines = tuple(self._live)
         loop = _running_loop()
-        if loop is not None and _nothing_left(deadline):
-            loop.call_soon(self._restart_exhausted, deadline)
-        else:
-            deadline.resume()
+        for deadline in deadlines:
+            try:
+                if loop is not None and _nothing_left(deadline):
+                    loop.call_soon(self._restart_exhausted, deadline)
+                else:
+                    deadline.resume()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise _could_not_be("resumed", errors, deadlines)
 
     def _restart_exhausted(self, deadline: Any) -> None:
         # One turn later the reply may have come, or someone may hold again: then the seconds stay banked.
@@ -297,22 +328,8 @@ class RequestDeadlineRegistry:
             deadline._remaining = SMALLEST_BUDGET_S
             deadline.resume()
 
-    def _for_each(self, done: str, step: Callable[[PausableDeadline], None]) -> None:
-        # Over a copy: a deadline's own code may add or discard. One failure must not leave the others
-        # with a clock that disagrees with the registry.
-        errors: list[Exception] = []
-        deadlines = tuple(self._live)
-        for deadline in deadlines:
-            try:
-                step(deadline)
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup(f"{len(errors)} of {len(deadlines)} deadlines could not be {done}", errors)
-
-    def _warn_in(self, seconds: float) -> None:
+    def _warn_in(self, loop: asyncio.AbstractEventLoop | None, seconds: float) -> None:
         # A timer handle, not a task: it keeps no loop alive, and the last release cancels it.
-        loop = _running_loop()
         self._warning = loop.call_later(seconds, self._warn, seconds) if loop else None
 
     def _warn(self, waited: float) -> None:
@@ -325,7 +342,7 @@ class RequestDeadlineRegistry:
             ", ".join(f"{name} (for {seconds:.0f} s)" for name, seconds in self.held_seconds.items()),
             len(self._live),
         )
-        self._warn_in(2 * waited)
+        self._warn_in(_running_loop(), 2 * waited)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for a trip to another process, where loop time starts elsewhere.
@@ -340,7 +357,11 @@ class RequestDeadlineRegistry:
             )
         return {
             "holders": tuple(self._holders),
-            "stats": self.stats,
+            # Over there the running holds are counted again.
+            "stats": {
+                name: stats._replace(holds=stats.holds - (name in self._holders))
+                for name, stats in self.stats.items()
+            },
             "paused_seconds": self.paused_seconds,
             "warn_after_s": self._warn_after_s,
         }
@@ -364,8 +385,16 @@ class RequestDeadlineRegistry:
 
 def _nothing_left(deadline: Any) -> bool:
     # `_remaining` is where upstream's deadline banks its seconds; one that banks elsewhere is only resumed.
-    remaining = getattr(deadline, "_remaining", None)
-    return isinstance(remaining, float | int) and remaining < SMALLEST_BUDGET_S
+    try:
+        return bool(deadline._remaining < SMALLEST_BUDGET_S)
+    except (AttributeError, TypeError):
+        return False
+
+
+def _could_not_be(
+    done: str, errors: list[Exception], deadlines: tuple[PausableDeadline, ...]
+) -> ExceptionGroup[Exception]:
+    return ExceptionGroup(f"{len(errors)} of {len(deadlines)} deadlines could not be {done}", errors)
 
 
 def known_registries() -> tuple[RequestDeadlineRegistry, ...]:
@@ -388,7 +417,10 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _now() -> float:
-    loop = _running_loop()
+    return _time_of(_running_loop())
+
+
+def _time_of(loop: asyncio.AbstractEventLoop | None) -> float:
     # Without a loop, the clock that asyncio's own loops run on, so that both readings compare.
     return time.monotonic() if loop is None else loop.time()
 

@@ -20,7 +20,7 @@ import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix import registry
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 from nemo_rl_deadline_fix.replay import clock, subjects, verification
-from nemo_rl_deadline_fix.replay.story import Subject
+from nemo_rl_deadline_fix.replay.subjects import Subject
 
 T = TypeVar("T")
 

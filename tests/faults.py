@@ -22,7 +22,9 @@ from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay import clock
 from nemo_rl_deadline_fix.replay.clock import now
 from nemo_rl_deadline_fix.replay.gym import Remote
-from nemo_rl_deadline_fix.replay.story import Parameters, Subject, dress, holders_left
+from nemo_rl_deadline_fix.replay.parameters import Parameters
+from nemo_rl_deadline_fix.replay.story import dress, holders_left
+from nemo_rl_deadline_fix.replay.subjects import Subject
 from tests.await_sites import Site, all_sites, methods_of, site, waiting
 
 STEP_S = 1.0

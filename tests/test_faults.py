@@ -21,7 +21,10 @@ import pytest
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay import subjects
-from nemo_rl_deadline_fix.replay.story import Overlap, Parameters, Replay, Subject, replay
+from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
+from nemo_rl_deadline_fix.replay.records import Replay
+from nemo_rl_deadline_fix.replay.story import replay
+from nemo_rl_deadline_fix.replay.subjects import Subject
 from nemo_rl_deadline_fix.source import load
 from tests import faults
 from tests.await_sites import Site

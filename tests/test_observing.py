@@ -13,7 +13,8 @@ from nemo_rl_deadline_fix import RequestDeadlineRegistry, targets
 from nemo_rl_deadline_fix.observing import clocks, metrics
 from nemo_rl_deadline_fix.replay import rl, subjects
 from nemo_rl_deadline_fix.replay.gym import Committed, Prepared, Remote
-from nemo_rl_deadline_fix.replay.story import Parameters, replay
+from nemo_rl_deadline_fix.replay.parameters import Parameters
+from nemo_rl_deadline_fix.replay.story import replay
 from tests.conftest import Target, virtual
 
 
@@ -118,6 +119,26 @@ def test_telemetry_never_costs_an_error(error: Exception, caplog: pytest.LogCapt
         {"metrics": {"held_seconds": 3.0, "covered": 0.0}, "step": 12, "prefix": "rollout/deadlines"}
     ]
     assert caplog.records == []
+
+
+def test_an_aborted_snapshot_logs_once() -> None:
+    """The abort inside of prepare and commit ends the hold and logs it; the outer call has nothing to log."""
+
+    async def story() -> list[dict[str, float]]:
+        controller = _controller()
+        logged: list[dict[str, float]] = []
+        controller._log_telemetry_metrics = lambda metrics, **_: logged.append(metrics)
+
+        async def fails(*_: Any) -> None:
+            await asyncio.sleep(3.0)
+            raise OSError("commit")
+
+        controller._gym.commit_checkpoint = Remote(fails)
+        with pytest.raises(OSError, match="commit"):
+            await controller._prepare_and_commit_gym_checkpoint("one", "somewhere")
+        return logged
+
+    assert virtual(story()) == [{"held_seconds": 3.0, "covered": 0.0}]
 
 
 def test_a_controller_without_telemetry_is_fine() -> None:

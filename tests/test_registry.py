@@ -298,6 +298,27 @@ def test_reply_of_that_turn_is_kept_on_uvloop(order, turn_s):
         assert runner.run(same_turn(order, turn_s, real_block))[0] == "reply"
 
 
+def test_reply_of_that_turn_is_kept_that_comes_through_other_tasks():
+    """With nothing left, a reply wins also when it takes some more turns to reach the rollout."""
+
+    async def story():
+        registry = RequestDeadlineRegistry()
+        reply = asyncio.get_running_loop().create_future()
+
+        async def passed_on(times):
+            return await (asyncio.create_task(passed_on(times - 1)) if times else reply)
+
+        task = asyncio.create_task(rollout(registry, 10, passed_on(3)))
+        await asyncio.sleep(1)
+        clock_forward(20)
+        registry.suspend("a")
+        registry.resume("a")
+        reply.set_result("reply")
+        return await task
+
+    assert virtual(story())[0] == "reply"
+
+
 def test_no_reply_times_out_promptly():
     """With nothing left and no reply, the timeout comes within a few milliseconds of the resume."""
     outcome, after_s = virtual(same_turn("never", 0.0, clock_forward))

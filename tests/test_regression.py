@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_rl_deadline_fix.replay.story import Overlap, Parameters, replay
+from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
+from nemo_rl_deadline_fix.replay.story import replay
 from tests.conftest import Target
 
 OVERLAPS = pytest.mark.parametrize("overlap", list(Overlap))

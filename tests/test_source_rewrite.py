@@ -10,7 +10,9 @@ import pytest
 
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.source.checkout import ALL_RULES, plan, plan_revert, write
-from nemo_rl_deadline_fix.source.locate import Rule, State, survey
+from nemo_rl_deadline_fix.source.locate import Rule, Site, State, survey
+from nemo_rl_deadline_fix.source.reading import Source
+from nemo_rl_deadline_fix.source.rewrite import with_fix
 from tests.fixture_trees import (
     CLEAR,
     CLOSE_FIX,
@@ -187,6 +189,17 @@ def test_the_formatter_of_nemo_rl_leaves_the_result_unchanged(tmp_path: Path, na
         line = [str(ruff), *command, "--target-version=py311", "--isolated", "--no-cache", str(root)]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_result_that_would_not_be_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be written is surveyed first, so that a mistake of ours does not reach the tree."""
+
+    def without_the_hold(source: Source, sites: tuple[Site, ...], rules: frozenset[Rule]) -> str:
+        return with_fix(source, sites, rules).replace(f"        {HOLD}\n", "")
+
+    monkeypatch.setattr("nemo_rl_deadline_fix.source.checkout.with_fix", without_the_hold)
+    with pytest.raises(UnsupportedTargetError, match="a tree that would be partly_fixed afterwards"):
+        plan(make_tree(tmp_path))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -16,6 +17,9 @@ import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 
 NAME = "nemo-rl-deadline-fix"
+
+# Where each command lives, so that one does not import what only the others need.
+_HOMES = {"verify": "verify", "check": "checkout", "diff": "checkout", "apply": "checkout"}
 
 
 def app(arguments: list[str]) -> None:
@@ -28,7 +32,7 @@ def app(arguments: list[str]) -> None:
         SystemExit: Always.
     """
     try:
-        _commands()(arguments, prog_name=NAME)
+        _commands(_HOMES.get(arguments[0]) if arguments else None)(arguments, prog_name=NAME)
     except DeadlineFixError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -39,18 +43,19 @@ def app(arguments: list[str]) -> None:
 
 
 @cache
-def _commands() -> typer.Typer:
-    from nemo_rl_deadline_fix.cli import checkout, verify
-
+def _commands(home: str | None) -> typer.Typer:
+    """The commands of one module; by default all, which takes longer than most commands do themselves."""
     commands = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     commands.callback()(_main)
-    verify.register(commands)
-    checkout.register(commands)
-    commands.command(
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        options_metavar="[-m]",
-        short_help="Run a training script with the fix switched on.",
-    )(run)
+    for module in dict.fromkeys(_HOMES.values()):
+        if home in (module, None):
+            import_module(f"{__name__}.{module}").register(commands)
+    if home is None:
+        commands.command(
+            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+            options_metavar="[-m]",
+            short_help="Run a training script with the fix switched on.",
+        )(run)
     return commands
 
 

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.replay import plot as pictures
 from nemo_rl_deadline_fix.replay import report, verification
-from nemo_rl_deadline_fix.replay.story import Overlap, Parameters
+from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
 
 DEFAULTS = Parameters()
 
@@ -81,6 +80,8 @@ def verify(
         budget, snapshot_at, snapshot_for, second_at, prepare_timeout, work, retry_work, turn, overlap
     )
     if plot is not None:
+        from nemo_rl_deadline_fix.replay import plot as pictures
+
         pictures.check(plot)
     if rl is not None:
         result = verification.of_checkout(rl, parameters)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nemo_rl_deadline_fix.replay.events import Kind
+from nemo_rl_deadline_fix.replay.records import Attempt, Replay
 from nemo_rl_deadline_fix.replay.report import Verdict, Verification
-from nemo_rl_deadline_fix.replay.story import Attempt, Replay
 
 
 class Look(StrEnum):

@@ -10,7 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nemo_rl_deadline_fix.replay.story import Event, Parameters, Replay, SourceFile
+from nemo_rl_deadline_fix.replay.events import Event
+from nemo_rl_deadline_fix.replay.parameters import Parameters
+from nemo_rl_deadline_fix.replay.records import Replay
+from nemo_rl_deadline_fix.replay.subjects import SourceFile
 
 SCHEMA_VERSION = 1
 

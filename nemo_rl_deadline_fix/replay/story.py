@@ -8,176 +8,23 @@ of Gym are our own; the registry, the deadline and the controller's methods are 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
-from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import clock
 from nemo_rl_deadline_fix.replay.clock import now
-from nemo_rl_deadline_fix.replay.events import Event as Event
-from nemo_rl_deadline_fix.replay.events import Kind, Tell
+from nemo_rl_deadline_fix.replay.events import Event, Kind, Tell
 from nemo_rl_deadline_fix.replay.gym import GymActor, Participant, Prepared
+from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
+from nemo_rl_deadline_fix.replay.records import Attempt, Replay, Snapshot
+from nemo_rl_deadline_fix.replay.subjects import Subject
 
 MAX_TRIES = 5
 """NeMo RL's default number of tries for one prompt after infrastructure failures."""
-
-
-class Overlap(StrEnum):
-    """What else wants the clocks during the snapshot."""
-
-    NONE = "none"
-    SYNC = "sync"
-    TRAINING = "training"
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """The story's numbers, in seconds from its beginning; the defaults are the background document's.
-
-    Attributes:
-        budget: `rollout_timeout_s`: what one try may take.
-        snapshot_at: When the first snapshot closes admission.
-        snapshot_for: How long it keeps admission closed.
-        second_at: When the second snapshot begins.
-        prepare_timeout: `prepare_timeout_s`: how long a snapshot waits for Gym to get ready.
-        work: Work of the first try, parked time not counted.
-        retry_work: Work of every later try; None for seven tenths of `work`.
-        turn: Length of a turn; a park request takes effect at a turn's end.
-        overlap: `sync`: a weight sync that never paused the clocks ends in mid-snapshot. `training`: the
-            engine switches to training before the snapshot's end, and back after it.
-    """
-
-    budget: float = 180.0
-    snapshot_at: float = 150.0
-    snapshot_for: float = 60.0
-    second_at: float = 450.0
-    prepare_timeout: float = 300.0
-    work: float = 170.0
-    retry_work: float | None = None
-    turn: float = 20.0
-    overlap: Overlap = Overlap.NONE
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name == "overlap" or value is None:
-                continue
-            if not math.isfinite(value) or value <= 0:
-                raise _impossible(entry.name, value, "a finite number of seconds above 0")
-            if value > 1e5:
-                raise _impossible(entry.name, value, "at most 100,000 seconds")
-        if self.second_at < self.snapshot_at + self.snapshot_for:
-            raise _impossible(
-                "second_at",
-                self.second_at,
-                f"at least {self.snapshot_at + self.snapshot_for:g}, when the first snapshot is over",
-            )
-        if self.work / self.turn > 10_000 or self.prepare_timeout > 36_000:
-            # A replay of this would take minutes.
-            raise _impossible(
-                "turn", self.turn, "no more than 10,000 turns, and a prepare timeout up to 36000"
-            )
-
-    def work_of(self, index: int) -> float:
-        """Seconds of work of one try."""
-        if index == 0:
-            return self.work
-        # A second sampling of a slow rollout is seldom as slow.
-        return 0.7 * self.work if self.retry_work is None else self.retry_work
-
-
-def _impossible(name: str, value: float, supported: str) -> InvalidInputError:
-    option = "--" + name.replace("_", "-")
-    return InvalidInputError(
-        f"cannot replay with {option}", found=f"{value:g}", supported=supported, advice=f"change {option}"
-    )
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file that replayed code came from, with the line ranges that ran."""
-
-    path: str
-    lines: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The classes under test.
-
-    Attributes:
-        kind: `embedded`, `checkout` or `installed`.
-        path: Where they came from; "" for the embedded model.
-        files: The files and lines that run.
-        registry: `RequestDeadlineRegistry`.
-        deadline: `_Deadline`.
-        timeout: `RolloutTimeout`.
-        manager: A class with the two forwards.
-        controller: A class with the snapshot's methods.
-        pending_release: Makes a pending release of (id, path, trainer anchored).
-    """
-
-    kind: str
-    path: str
-    files: tuple[SourceFile, ...]
-    registry: type[Any]
-    deadline: type[Any]
-    timeout: type[BaseException]
-    manager: type[Any]
-    controller: type[Any]
-    pending_release: Callable[[str, Path, bool], Any]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """How one snapshot went."""
-
-    at: float
-    ready_to_commit: bool
-    parked: int
-    completed_unacknowledged: int
-    deadlines_suspended: bool
-    ended_at: float
-    outcome: str
-    error: str
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How one try of the rollout ended for RL."""
-
-    index: int
-    outcome: str
-    at: float
-    state_when_given_up: str | None
-    reward: float | None
-    acknowledged: bool
-    error: str
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What happened in one replay."""
-
-    events: tuple[Event, ...]
-    snapshots: tuple[Snapshot, ...]
-    attempts: tuple[Attempt, ...]
-    bodies_started: int
-    bodies_finished: int
-    holders_left: tuple[str, ...]
-    telemetry: tuple[dict[str, float], ...]
-
-    @property
-    def stalls(self) -> bool:
-        """Whether a reply that nobody read stops a later snapshot."""
-        last = self.snapshots[-1]
-        return last.outcome != "committed" and last.completed_unacknowledged > 0
 
 
 def replay(subject: Subject, parameters: Parameters) -> Replay:

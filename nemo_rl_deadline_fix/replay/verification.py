@@ -16,8 +16,11 @@ from nemo_rl_deadline_fix.installing import State
 from nemo_rl_deadline_fix.registry import logger
 from nemo_rl_deadline_fix.replay import subjects
 from nemo_rl_deadline_fix.replay.clock import VirtualTime
+from nemo_rl_deadline_fix.replay.parameters import Parameters
+from nemo_rl_deadline_fix.replay.records import Replay
 from nemo_rl_deadline_fix.replay.report import Verification
-from nemo_rl_deadline_fix.replay.story import Parameters, Replay, Subject, replay
+from nemo_rl_deadline_fix.replay.story import replay
+from nemo_rl_deadline_fix.replay.subjects import Subject, not_replayable
 from nemo_rl_deadline_fix.shapes import Shape, classify
 
 
@@ -76,7 +79,7 @@ def subject_of(path: Path) -> Subject:
 
     tree = locate.survey(path)
     if tree.controller is None or tree.manager is None:
-        raise _not_replayable(str(path), "one of the two files alone")
+        raise not_replayable(str(path), "one of the two files alone")
     return load.subject(tree.root, tree.controller, tree.manager)
 
 
@@ -91,7 +94,7 @@ def installed_subject() -> Iterator[Subject]:
     try:
         subject = subjects.installed(controller, manager)
     except AttributeError as error:
-        raise _not_replayable(str(controller.__file__), str(error)) from error
+        raise not_replayable(str(controller.__file__), str(error)) from error
     with _replayable(controller):
         yield subject
 
@@ -104,7 +107,7 @@ def has_fix(subject: Subject) -> bool:
     """
     finding = classify(subject.controller, subject.registry)
     if finding.shape in (Shape.UNSUPPORTED, Shape.NOT_APPLICABLE):
-        raise _not_replayable(subject.path, finding.found)
+        raise not_replayable(subject.path, finding.found)
     return finding.shape is Shape.ALREADY_FIXED
 
 
@@ -138,16 +141,7 @@ def _play(subject: Subject, parameters: Parameters) -> Replay:
         except DeadlineFixError:
             raise
         except Exception as error:
-            raise _not_replayable(subject.path, f"{type(error).__name__}: {error}") from error
-
-
-def _not_replayable(path: str, found: str) -> UnsupportedTargetError:
-    return UnsupportedTargetError(
-        f"cannot replay the story on {path or 'this target'}",
-        found=found,
-        supported="the controller, registry and deadline of NeMo RL's Gym snapshots as of pin 98b3b6c",
-        advice="run `nemo-rl-deadline-fix check` on the checkout and report what it prints",
-    )
+            raise not_replayable(subject.path, f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

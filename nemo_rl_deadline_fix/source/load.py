@@ -16,9 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
-from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.replay.clock import VirtualTime
-from nemo_rl_deadline_fix.replay.story import SourceFile, Subject
+from nemo_rl_deadline_fix.replay.subjects import SourceFile, Subject, not_replayable
 
 _Node = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -105,7 +104,7 @@ class _Source:
             name = pending.pop()
             node = self.top.get(name)
             if node is None and not optional:
-                raise _unsupported(self.path, f"no {name} at top level")
+                raise not_replayable(str(self.path), f"no {name} at top level")
             if node is None or id(node) in found or isinstance(node, ast.Import | ast.ImportFrom):
                 continue
             found[id(node)] = node
@@ -116,11 +115,11 @@ class _Source:
         """The class reduced to the wanted methods, the methods those call, and its plain attributes."""
         whole = self.top.get(name)
         if not isinstance(whole, ast.ClassDef):
-            raise _unsupported(self.path, f"no class {name}")
+            raise not_replayable(str(self.path), f"no class {name}")
         methods = {node.name: node for node in whole.body if isinstance(node, _Node)}
         missing = [method for method in wanted if method not in methods]
         if missing:
-            raise _unsupported(self.path, f"{name} without {' and '.join(missing)}")
+            raise not_replayable(str(self.path), f"{name} without {' and '.join(missing)}")
         pending, kept = list(wanted), set()
         while pending:
             method = pending.pop()
@@ -155,7 +154,7 @@ class _Source:
         try:
             exec(compile(code, str(self.path), "exec"), world)
         except Exception as error:
-            raise _unsupported(self.path, f"{type(error).__name__}: {error}") from error
+            raise not_replayable(str(self.path), f"{type(error).__name__}: {error}") from error
         finally:
             if before is None:
                 del sys.modules[module.__name__]
@@ -203,15 +202,6 @@ class StandIn:
 
     def __repr__(self) -> str:
         return f"<stand-in for {self._name}>"
-
-
-def _unsupported(path: Path, found: str) -> UnsupportedTargetError:
-    return UnsupportedTargetError(
-        f"cannot replay the code of {path}",
-        found=found,
-        supported="the classes and methods of NeMo RL's Gym snapshots as of pin 98b3b6c",
-        advice="run `nemo-rl-deadline-fix check` on the checkout and report what it prints",
-    )
 
 
 def _bound(node: ast.stmt) -> list[str]:
