@@ -1,0 +1,60 @@
+"""Whole processes: what they take of a processor, and how much that is above a bare interpreter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.comparing import cpu_of
+from tests.benchmarks.conftest import Comparison
+
+BARE = "a bare interpreter"
+MODULE = ("-m", "nemo_rl_deadline_fix")
+NOTHING = "import typer; app = typer.Typer(add_completion=False); app.command()(lambda: None); app([])"
+PINNED = Path(__file__).parents[1] / "trees" / "pinned"
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which everything is compiled from the second run on, as pip installs it."""
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment | {"PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("compiled"))}
+
+
+def test_import(compare: Comparison, environment: dict[str, str]):
+    """The package is imported, alone and with what `install()` needs."""
+    package = "import sys, nemo_rl_deadline_fix as fix; "
+    loaded = "'nemo_rl_deadline_fix.installing' in sys.modules"
+    things = {
+        BARE: cpu_of(["-c", "pass"], environment),
+        "import": cpu_of(["-c", f"{package} assert not {loaded}"], environment),
+        "asyncio": cpu_of(["-c", "import asyncio, logging"], environment),
+        "install": cpu_of(["-c", f"{package} fix.install(); assert {loaded}"], environment),
+    }
+    compare.run(things, rounds=30)
+    compare.difference("import nemo_rl_deadline_fix", "import", BARE, goal=0.015)
+    compare.difference("import it and install()", "install", BARE)
+    compare.difference("the asyncio and logging in that", "asyncio", BARE)
+
+
+def test_commands(compare: Comparison, environment: dict[str, str], pytestconfig: pytest.Config):
+    """`verify` and `check` as a user runs them, and beside them a command that does nothing."""
+    things = {
+        BARE: cpu_of(["-c", "pass"], environment),
+        "nothing": cpu_of(["-c", NOTHING], environment),
+        "verify": cpu_of([*MODULE, "verify"], environment),
+        "check": cpu_of([*MODULE, "check", str(PINNED)], environment, exit_codes=(1,)),
+    }
+    checkout = pytestconfig.getoption("--tree")
+    if checkout is not None:
+        things["check --tree"] = cpu_of([*MODULE, "check", str(checkout)], environment, exit_codes=(0, 1))
+    compare.run(things, rounds=15)
+    compare.absolute("verify", "verify", goal=1.0)
+    compare.ratio("verify", "verify", BARE)
+    compare.ratio("check, the small tree of the tests", "check", BARE)
+    if checkout is not None:
+        compare.ratio("check, a whole checkout", "check --tree", BARE)
+    compare.ratio("a typer command that does nothing", "nothing", BARE)
