@@ -17,6 +17,9 @@ from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, METRIC_PREFIX, R
 
 _TOLD = "_nemo_rl_deadline_fix_told"
 
+runs_here = False
+"""Whether a wrapped method has run in this process: then it is the actor's, and the fix is on."""
+
 
 async def prepare_and_commit(
     original: Callable[..., Awaitable[Any]], controller: Any, *args: Any, **kwargs: Any
@@ -32,6 +35,8 @@ async def prepare_and_commit(
     Returns:
         What the original returns; whatever it raises comes out as it is, cancellation included.
     """
+    global runs_here
+    runs_here = True
     registry = _registry(controller)
     if registry is not None:
         _attempt(registry.suspend)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import threading
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import ModuleType
 
+from nemo_rl_deadline_fix import admission
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.observing import ClockReport, clocks
-from nemo_rl_deadline_fix.registry import logger
-from nemo_rl_deadline_fix.shapes import Shape, classify
+from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry, logger
+from nemo_rl_deadline_fix.shapes import Shape, classify, mentions
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
     CONTROLLER_MODULE,
+    MANAGER_CLASS,
     MANAGER_MODULE,
     METHODS,
+    REGISTRY,
     REGISTRY_CLASS,
     SUPPORTED,
 )
@@ -26,6 +30,8 @@ from nemo_rl_deadline_fix.wrapping import patch as patch
 # wrapt's hooks cannot be taken back, so the one that waits asks the first flag when its time comes.
 _enabled = False
 _hook_waits = False
+# Two threads that install at once would wrap twice.
+_lock = threading.RLock()
 
 
 class State(StrEnum):
@@ -96,16 +102,17 @@ def install() -> Report:
         UnsupportedTargetError: The controller is imported and has an unknown shape; nothing was changed.
     """
     global _enabled, _hook_waits
-    _enabled = True
-    module = sys.modules.get(CONTROLLER_MODULE)
-    if module is not None:
-        return _install_on(module)
-    if not _hook_waits:
-        from wrapt import register_post_import_hook
+    with _lock:
+        _enabled = True
+        module = sys.modules.get(CONTROLLER_MODULE)
+        if module is not None:
+            return _install_on(module)
+        if not _hook_waits:
+            from wrapt import register_post_import_hook
 
-        register_post_import_hook(_on_import, CONTROLLER_MODULE)
-        _hook_waits = True
-    return status()
+            register_post_import_hook(_on_import, CONTROLLER_MODULE)
+            _hook_waits = True
+        return status()
 
 
 def uninstall() -> Report:
@@ -118,13 +125,14 @@ def uninstall() -> Report:
         One entry per target, as `status`.
     """
     global _enabled
-    _enabled = False
-    module = sys.modules.get(CONTROLLER_MODULE)
-    controller = _controller(module)
     warnings: tuple[str, ...] = ()
-    if controller is not None and any(covered(controller)):
-        warnings = unpatch(controller)
-        _forget_export(module)
+    with _lock:
+        _enabled = admission.runs_here = False
+        module = sys.modules.get(CONTROLLER_MODULE)
+        controller = _controller(module)
+        if controller is not None and any(covered(controller)):
+            warnings = unpatch(controller)
+            _forget_export(module)
     for text in warnings:
         logger.warning("%s", text)
     report = status()
@@ -139,7 +147,11 @@ def status() -> Report:
     Returns:
         One entry per target, in the states that `install` returns, or `unpatched`, or `unsupported`.
     """
-    return _report(*_state(sys.modules.get(CONTROLLER_MODULE)), _version_warnings())
+    state, found = _state(sys.modules.get(CONTROLLER_MODULE))
+    if admission.runs_here and state in (State.UNPATCHED, State.PENDING):
+        # The class came with the driver's patch on it; the module, imported here, knows nothing of that.
+        state, found = State.PATCHED, "as the driver shipped it to this actor"
+    return _report(state, found, _version_warnings())
 
 
 def _controller(module: ModuleType | None) -> type | None:
@@ -163,11 +175,26 @@ def _state(module: ModuleType | None) -> tuple[State, str]:
         return State.NOT_APPLICABLE, f"{CONTROLLER_MODULE} has no class {CONTROLLER_CLASS}"
     if all(covered(controller)):
         return State.PATCHED, ""
-    registry = getattr(sys.modules.get(MANAGER_MODULE), REGISTRY_CLASS, None)
+    manager_module = sys.modules.get(MANAGER_MODULE)
+    registry = getattr(manager_module, REGISTRY_CLASS, None)
     finding = classify(controller, registry if isinstance(registry, type) else None)
     if finding.shape is Shape.AFFECTED:
-        return State.UNPATCHED, ""
+        refused = _refused(registry, getattr(manager_module, MANAGER_CLASS, None))
+        return (State.UNSUPPORTED, refused) if refused else (State.UNPATCHED, "")
     return State(finding.shape.value), finding.found
+
+
+def _refused(registry: object, manager: object) -> str:
+    """Why the actor could not adopt the registry, found out here in the driver; "" where it can."""
+    if isinstance(manager, type) and not mentions(manager, REGISTRY):
+        return f"{MANAGER_CLASS} has no {REGISTRY}"
+    if not isinstance(registry, type):
+        return ""
+    try:
+        RequestDeadlineRegistry.adopt(registry())
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 def _install_on(module: ModuleType) -> Report:
@@ -199,7 +226,8 @@ def _on_import(module: ModuleType) -> None:
         return
     # An exception in here would break the import of the user's training code.
     try:
-        _install_on(module)
+        with _lock:
+            _install_on(module)
     except UnsupportedTargetError as error:
         logger.warning("Rollout clocks will NOT be paused during Gym snapshots: %s", error)
     except Exception:

@@ -64,10 +64,11 @@ def read(arguments: list[str]) -> Script:
     install()
     name, argv = rest[0], tuple(rest)
     if not as_module:
+        _working_directory()
         first_path, main, code = _read_path(name)
         return Script(argv, first_path, partial(_execute, main, code), main.__spec__ is not None)
     # As `python -m` does: modules of the working directory come first.
-    first_path = str(Path.cwd())
+    first_path = _working_directory()
     _put_first(first_path)
     _check_module(name)
     return Script(argv, first_path, partial(runpy.run_module, name, run_name="__main__", alter_sys=True))
@@ -91,6 +92,17 @@ def run(script: Script) -> None:
         trace = _from_script_on(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        raise InvalidInputError(
+            "cannot run a script from here",
+            found=f"no working directory ({error.strerror})",
+            advice="change to a directory that exists",
+        ) from error
 
 
 def _put_first(path: str, *, needed: bool = False) -> None:

@@ -124,16 +124,14 @@ class RequestDeadlineRegistry:
         refused = f"cannot adopt a {type(registry).__qualname__} as a RequestDeadlineRegistry"
         if missing:
             raise TypeError(f"{refused}: it lacks {', '.join(missing)}")
-        # A method that only the other class has would be gone, and its next caller would crash.
-        lost = [name for name in dir(registry) if not name.startswith("_") and not hasattr(cls, name)]
+        # What only the other class has would be gone or mean nothing any more, and its next user would crash.
+        more = sorted({*dir(type(registry)), *state} - {*dir(cls), "_live"})
+        lost = [name for name in more if name[:2] != "__" or callable(getattr(registry, name))]
         if lost:
             raise TypeError(f"{refused}: this class lacks its {', '.join(lost)}")
         was_suspended = state["suspended"]
-        # The one step that Python can refuse comes before any change.
-        try:
-            registry.__class__ = cls
-        except TypeError as error:
-            raise TypeError(f"{refused}: it lacks the layout of a plain object ({error})") from None
+        # The one step that Python can refuse, with a TypeError of its own, comes before any change.
+        registry.__class__ = cls
         del state["suspended"]
         adopted: RequestDeadlineRegistry = registry
         adopted._begin(None)

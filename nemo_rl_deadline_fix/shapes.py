@@ -18,11 +18,15 @@ from nemo_rl_deadline_fix.targets import (
     GATE,
     METHODS,
     PREPARE,
+    REGISTRY,
     REGISTRY_CLASS,
     RELEASE,
     RESUME,
     SUSPEND,
 )
+
+_WAITS = "_wait_for_rollout_admission"
+# It waits for both gates and changes none, so it may put them together as it likes.
 
 
 class Shape(StrEnum):
@@ -66,13 +70,16 @@ def classify(controller: type, registry: type | None) -> Finding:
     if not_async:
         return _unsupported(f"{' and '.join(not_async)} is not an async function")
 
+    escapes = sorted(name for name, codes in code.items() if name != _WAITS and _gate_escapes(codes))
+    if escapes:
+        return _unsupported(f"{GATE} is handed on in {', '.join(escapes)}, so who changes it cannot be seen")
     reached = _reached(code)
-    if any(SUSPEND in names.co_names for name in reached for names in code[name]):
+    if _calls_manager(code, reached, SUSPEND):
         if registry is not None and not takes_holder(registry):
             return _unsupported(
                 f"{PREPARE} suspends the deadlines already, but {REGISTRY_CLASS} knows no holders"
             )
-        if not any(RESUME in names.co_names for name in _reached(code, (RELEASE,)) for names in code[name]):
+        if not _calls_manager(code, _reached(code, (RELEASE,)), RESUME):
             return _unsupported(f"{PREPARE} suspends the deadlines, but {RELEASE} does not resume them")
         return Finding(Shape.ALREADY_FIXED, f"{PREPARE} suspends the deadlines itself")
     if registry is not None and takes_holder(registry):
@@ -92,6 +99,11 @@ def classify(controller: type, registry: type | None) -> Finding:
     if elsewhere:
         return _unsupported(f"{GATE} is also opened or closed in {', '.join(elsewhere)}")
     return Finding(Shape.AFFECTED)
+
+
+def mentions(cls: type, name: str) -> bool:
+    """Whether any function of a class, or of its bases, uses a name."""
+    return any(name in code.co_names for function in _functions(cls).values() for code in _codes(function))
 
 
 def takes_holder(registry: type) -> bool:
@@ -134,6 +146,32 @@ def _codes(function: Any) -> Iterator[CodeType]:
         code = pending.pop()
         yield code
         pending.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+def _calls_manager(code: dict[str, list[CodeType]], methods: set[str], forward: str) -> bool:
+    """Whether any of the methods calls a forward of the manager, or the registry behind it itself."""
+    direct = forward.partition("_")[0]
+    names = [set(one.co_names) for method in methods for one in code[method]]
+    return any(forward in used or {REGISTRY, direct} <= used for used in names)
+
+
+def _gate_escapes(codes: list[CodeType]) -> bool:
+    """Whether these code objects hand the gate on, or look it up by a string."""
+    for code in codes:
+        if GATE in code.co_consts:
+            return True
+        before = None
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("CACHE", "NOP", "EXTENDED_ARG", "PUSH_NULL"):
+                continue
+            if before is not None and before.argval == GATE and before.opname.startswith("LOAD_"):
+                used = instruction.opname.startswith(
+                    ("LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "STORE_DEREF")
+                )
+                if not used:
+                    return True
+            before = instruction
+    return False
 
 
 def _gate_verbs(codes: list[CodeType]) -> set[str]:

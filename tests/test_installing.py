@@ -13,6 +13,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
@@ -41,6 +42,10 @@ TARGETS = [f"{CONTROLLER_MODULE}:{CONTROLLER_CLASS}.{name}" for name in METHODS]
 
 class Registry:
     """Upstream's registry, as far as its shape matters."""
+
+    def __init__(self):
+        self._live = set()
+        self.suspended = False
 
     def add(self, deadline): ...
     def discard(self, deadline): ...
@@ -123,6 +128,38 @@ class ReopensInClosure(Affected):
     async def _release_prepared_gym_checkpoint(self, checkpoint_id, *, committed):
         async with self._phases.on_success(lambda: self._gym_checkpoint_rollout_permitted.set()):
             await self._gym_actor.resume(checkpoint_id)
+
+
+class ReopensByString(Affected):
+    def give_up(self):
+        getattr(self, "_gym_checkpoint_rollout_permitted").set()  # noqa: B009 - the point of it
+
+
+class HandsTheGateOn(Affected):
+    def _gates(self):
+        return self._rollout_permitted, self._gym_checkpoint_rollout_permitted
+
+
+class FixedByHand(Affected):
+    async def _prepare_and_commit_gym_checkpoint(self, checkpoint_id, checkpoint_dir):
+        self._rollout_manager._request_deadlines.suspend("gym_checkpoint")
+        self._gym_checkpoint_rollout_permitted.clear()
+        await self._gym_actor.prepare(checkpoint_id)
+
+    async def _release_prepared_gym_checkpoint(self, checkpoint_id, *, committed):
+        await self._gym_actor.resume(checkpoint_id)
+        self._gym_checkpoint_rollout_permitted.set()
+        self._rollout_manager._request_deadlines.resume("gym_checkpoint")
+
+
+class CountingRegistry(Registry):
+    def __init__(self):
+        super().__init__()
+        self._depth = 0
+
+
+class PrivateRegistry(Registry):
+    def _forget(self, deadline): ...
 
 
 class SharesHelper(ClosesInHelper):
@@ -277,6 +314,7 @@ def test_patched(imported, controller, registry):
         ("text", Registry, State.NOT_APPLICABLE, "has no class SingleControllerActor"),
         (Fixed, NamedRegistry, State.ALREADY_FIXED, "suspends the deadlines itself"),
         (Fixed, None, State.ALREADY_FIXED, "suspends the deadlines itself"),
+        (FixedByHand, NamedRegistry, State.ALREADY_FIXED, "suspends the deadlines itself"),
     ],
 )
 def test_left_alone(imported, controller, registry, state, detail):
@@ -304,6 +342,10 @@ def test_left_alone(imported, controller, registry, state, detail):
         (HalfTheFeature, Registry, f"has no method {RELEASE}"),
         (OtherNames, Registry, f"has no method {PREPARE} and no {RELEASE}"),
         (Fixed, Registry, "RequestDeadlineRegistry knows no holders"),
+        (ReopensByString, Registry, "is handed on in give_up"),
+        (HandsTheGateOn, Registry, "is handed on in _gates"),
+        (Affected, CountingRegistry, "cannot adopt a CountingRegistry"),
+        (Affected, PrivateRegistry, "lacks its _forget"),
         (HalfFixed, NamedRegistry, "_release_prepared_gym_checkpoint does not resume them"),
         (Affected, NamedRegistry, "knows holders already"),
         (Affected, type("Empty", (), {"suspend": lambda self: None}), "has no add and no discard"),
@@ -691,3 +733,52 @@ def test_versions_of_distributions(imported, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert [text.split(" is ")[0] for text in install().warnings] == ["ray 1.0", "nemo_rl 0.0.1"]
+
+
+def test_a_manager_that_keeps_its_registry_elsewhere_is_refused(imported):
+    """What the wrapper could not find in the actor is refused in the driver."""
+
+    class Manager:
+        def __init__(self):
+            self._deadlines = Registry()
+
+    imported(fresh(Affected))
+    sys.modules[MANAGER_MODULE].RolloutManager = Manager
+
+    with pytest.raises(UnsupportedTargetError, match="RolloutManager has no _request_deadlines"):
+        install()
+
+
+def test_threads_that_install_at_once_wrap_once(imported):
+    """However many threads switch the fix on together, each method is wrapped once."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            controller = fresh(Affected)
+            imported(controller)
+            start = threading.Barrier(6)
+
+            def switch_on(start: threading.Barrier = start) -> None:
+                start.wait()
+                install()
+
+            threads = [threading.Thread(target=switch_on) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for wrapper in methods(controller):
+                assert not hasattr(wrapper.__wrapped__, "__wrapped__")
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_in_the_actor_status_tells_what_the_driver_shipped(imported, monkeypatch):
+    """The actor's class is patched while the module it imports is not: what runs is what counts."""
+    imported(fresh(Affected))
+    monkeypatch.setattr("nemo_rl_deadline_fix.admission.runs_here", True)
+
+    assert status().state is State.PATCHED
+    assert status().targets[0].detail == "as the driver shipped it to this actor"
+    assert uninstall().state is State.UNPATCHED

@@ -300,3 +300,15 @@ def test_functions_of_the_script_can_be_pickled(tmp_path):
     worker = "import pickle, sys; print(pickle.load(sys.stdin.buffer)())"
     done = subprocess.run([sys.executable, "-c", worker], input=sent, capture_output=True, check=True)
     assert done.stdout.strip() == b"42"
+
+
+@pytest.mark.parametrize("arguments", [["script.py"], ["-m", "json.tool"]])
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path, monkeypatch, arguments):
+    """Started from a directory that was deleted, the launcher says so instead of failing inside."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    with pytest.raises(InvalidInputError, match="no working directory"):
+        launching.read(arguments)

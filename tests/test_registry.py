@@ -521,6 +521,20 @@ class WithMore(rl.RequestDeadlineRegistry):
     def extend(self, seconds): ...
 
 
+class WithMoreOfItsOwn(rl.RequestDeadlineRegistry):
+    def _forget(self, deadline): ...
+
+    def __len__(self):
+        return len(self._live)
+
+
+def with_more_state():
+    """A registry that keeps something else besides."""
+    registry = rl.RequestDeadlineRegistry()
+    registry._depth = 0
+    return registry
+
+
 @pytest.mark.parametrize(
     ("build", "named"),
     [
@@ -529,8 +543,10 @@ class WithMore(rl.RequestDeadlineRegistry):
         (WithoutResume, ["WithoutResume", "lacks resume"]),
         (WithAList, ["WithAList", "lacks _live (set)"]),
         (WithACount, ["WithACount", "lacks suspended (bool)"]),
-        (WithSlots, ["WithSlots", "layout"]),
+        (WithSlots, ["WithSlots", "this class lacks its"]),
         (WithMore, ["WithMore", "lacks its extend"]),
+        (WithMoreOfItsOwn, ["WithMoreOfItsOwn", "lacks its __len__, _forget"]),
+        (with_more_state, ["RequestDeadlineRegistry", "lacks its _depth"]),
         (lambda: rl.RequestDeadlineRegistry, ["type", "_live (set)"]),
     ],
 )

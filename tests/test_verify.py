@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from nemo_rl_deadline_fix.__main__ import main
+from nemo_rl_deadline_fix.replay import rl
+from nemo_rl_deadline_fix.replay.story import holders_left
 from nemo_rl_deadline_fix.targets import RELEASE
 from nemo_rl_deadline_fix.wrapping import patch
 
@@ -195,7 +197,8 @@ def test_a_shape_that_cannot_be_run_gets_one_line(
         ("--second-at", "209"),
         ("--turn", "0.001"),
         ("--work", "1e9"),
-        ("--prepare-timeout", "1e6"),
+        ("--prepare-timeout", "7201"),
+        ("--retry-work", "100000", "--turn", "1"),
         ("--rl", "no/such/folder"),
         ("--rl", str(PINNED), "--installed"),
     ],
@@ -297,3 +300,78 @@ def test_a_tree_of_just_the_two_files_is_enough(capsys: pytest.CaptureFixture[st
 
     assert (code, found["verdict"]) == (0, "fixed")
     assert found["before"]["attempts"][0]["error"] == "NeMo-Gym prompt group exceeded 180.0s"
+
+
+def test_a_second_snapshot_that_comes_too_early_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where RL gave up on a parked try and nothing was there yet to block, the advice is the right one."""
+    numbers = "--snapshot-at 5 --snapshot-for 313 --work 90 --turn 30 --second-at 318".split()
+    code, found = verify_json(capsys, *numbers)
+
+    assert (code, found["verdict"]) == (2, "undecided")
+    assert found["before"]["attempts"][0]["state_when_given_up"] == "parked"
+    assert "--second-at" in found["message"]
+
+
+def test_a_late_ack_is_no_stall(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reply that is read and ACKed just after a prepare gave up blocks nothing."""
+    numbers = (
+        "--budget 3600 --snapshot-at 180 --snapshot-for 30 --second-at 210 --prepare-timeout 60 --work 300 "
+        "--turn 450"
+    ).split()
+    code, found = verify_json(capsys, *numbers)
+
+    assert (code, found["verdict"]) == (2, "undecided")
+    assert found["after"]["attempts"][0]["acknowledged"] is True
+
+
+def test_clocks_that_nobody_lets_go_are_left_held() -> None:
+    """A registry that stays suspended without a holder's name is held all the same."""
+
+    class Leaking(rl.RequestDeadlineRegistry):
+        _holders: frozenset[str] = frozenset()
+
+        def resume(self) -> None:
+            super().resume()
+            self.suspended = True
+
+    assert holders_left(Leaking()) == ()
+    leaking = Leaking()
+    leaking.suspend()
+    leaking.resume()
+    assert holders_left(leaking) == ("(unnamed)",)
+
+
+def test_a_decorated_method_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A decorator that comes from an import is stood in for by one that changes nothing."""
+    for path in PINNED.rglob("*.py"):
+        copy = tmp_path / path.relative_to(PINNED)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        method = "    async def _prepare_and_commit_gym_checkpoint("
+        copy.write_text(path.read_text().replace(method, f'    @traced("snapshot")\n{method}'))
+
+    code, found = verify_json(capsys, "--rl", str(tmp_path))
+
+    assert (code, found["verdict"]) == (0, "fixed")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "lines"),
+    [(">&-", 0, 0), ("> /dev/full", 2, 1), ("| head -c 1 > /dev/null", 0, 0)],
+)
+@pytest.mark.parametrize("arguments", ["verify --json", "check --json tests/trees/pinned", "--version"])
+def test_an_output_that_takes_nothing_is_no_traceback(
+    arguments: str, redirection: str, code: int, lines: int
+) -> None:
+    """Closed, full or left early: at most one line, and the exit code of what happened."""
+    done = subprocess.run(
+        f"{sys.executable} -m nemo_rl_deadline_fix {arguments} {redirection}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=TREES.parent.parent,
+    )
+
+    expected = 1 if arguments.startswith("check") and code == 0 and redirection == ">&-" else code
+    assert done.returncode == expected
+    assert len(done.stderr.splitlines()) == lines, done.stderr

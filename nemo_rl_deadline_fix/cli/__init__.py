@@ -31,15 +31,24 @@ def app(arguments: list[str]) -> None:
     Raises:
         SystemExit: Always.
     """
+    if sys.stdout is None:
+        # Started with its output closed: there is nobody to print to, but an exit code to give.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     try:
-        _commands(_HOMES.get(arguments[0]) if arguments else None)(arguments, prog_name=NAME)
+        try:
+            _commands(_HOMES.get(arguments[0]) if arguments else None)(arguments, prog_name=NAME)
+        finally:
+            sys.stdout.flush()
     except DeadlineFixError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except BrokenPipeError:
-        # Somebody closed our output, as `| head` does. Python would complain once more at exit.
+    except OSError as error:
+        # Our output is closed, as by `| head`, or full. Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
+        print(f"{NAME}: cannot write the output; found: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 @cache

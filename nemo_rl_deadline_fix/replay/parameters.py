@@ -59,11 +59,11 @@ class Parameters:
                 self.second_at,
                 f"at least {self.snapshot_at + self.snapshot_for:g}, when the first snapshot is over",
             )
-        if self.work / self.turn > 10_000 or self.prepare_timeout > 36_000:
-            # A replay of this would take minutes.
-            raise _impossible(
-                "turn", self.turn, "no more than 10,000 turns, and a prepare timeout up to 36000"
-            )
+        # A replay of more would take minutes.
+        if max(self.work_of(0), self.work_of(1)) / self.turn > 10_000:
+            raise _impossible("turn", self.turn, "at least a ten-thousandth of the work")
+        if self.prepare_timeout > 7200:
+            raise _impossible("prepare_timeout", self.prepare_timeout, "at most 7,200 seconds")
 
     def work_of(self, index: int) -> float:
         """Seconds of work of one try."""

@@ -48,6 +48,8 @@ class Replay:
 
     @property
     def stalls(self) -> bool:
-        """Whether a reply that nobody read stops a later snapshot."""
+        """Whether a reply that nobody will ever ACK stops a later snapshot."""
         last = self.snapshots[-1]
-        return last.outcome != "committed" and last.completed_unacknowledged > 0
+        acknowledged = sum(attempt.acknowledged for attempt in self.attempts)
+        stranded = self.bodies_finished - acknowledged
+        return last.outcome != "committed" and last.completed_unacknowledged > 0 and stranded > 0

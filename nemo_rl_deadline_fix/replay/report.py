@@ -79,6 +79,11 @@ class Verification:
             return "Already fixed: the story runs without a stall on this code as it is."
         if self.verdict is Verdict.FIXED:
             return "The stall is there before and gone after: the fix holds for these numbers."
+        if self.verdict is Verdict.UNDECIDED and self.before is not None and _trouble(self.before):
+            return (
+                "Could not tell: without the fix RL gave up on a parked try, but the second snapshot came "
+                "too early to meet its reply. Let it come later (--second-at)."
+            )
         if self.verdict is Verdict.UNDECIDED:
             return (
                 "Could not tell: with these numbers nothing stalls even without the fix. Let the snapshot "

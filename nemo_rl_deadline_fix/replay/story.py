@@ -300,8 +300,7 @@ def _config(parameters: Parameters) -> Any:
 
 def holders_left(registry: Any) -> tuple[str, ...]:
     """Who still holds a registry's clocks: by name where it knows names."""
-    for attribute in ("holders", "_holders"):
-        holders = getattr(registry, attribute, None)
-        if holders is not None:
-            return tuple(sorted(holders))
-    return ("(unnamed)",) if registry.suspended else ()
+    names = getattr(registry, "holders", None) or getattr(registry, "_holders", None) or ()
+    if registry.suspended and not names:
+        return ("(unnamed)",)
+    return tuple(sorted(names))

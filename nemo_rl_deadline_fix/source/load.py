@@ -189,8 +189,9 @@ class StandIn:
         """As pydantic's; the story's results have the fields already."""
         return value
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, as a check that has nothing to complain of."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do nothing, as a check that has nothing to complain of; as a decorator, leave what it decorates."""
+        return args[0] if len(args) == 1 and callable(args[0]) else self
 
     def __getitem__(self, key: Any) -> StandIn:
         return self
