@@ -33,7 +33,7 @@ def app(arguments: list[str]) -> None:
     """
     if sys.stdout is None:
         # Started with its output closed: there is nobody to print to, but an exit code to give.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for good
     try:
         try:
             _commands(_HOMES.get(arguments[0]) if arguments else None)(arguments, prog_name=NAME)
