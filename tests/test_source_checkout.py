@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.source import checkout
-from nemo_rl_deadline_fix.source.checkout import plan, write
+from nemo_rl_deadline_fix.source.checkout import plan, plan_revert, write
 from tests.fixture_trees import CONTROLLER, MANAGER, SHAPES, applied_tree, make_tree
 from tests.test_source_rewrite import contents
 
@@ -99,6 +100,57 @@ def test_a_failure_between_two_files_puts_the_first_one_back(
     with pytest.raises((InvalidInputError, KeyboardInterrupt)):
         write(planned.changes)
     assert len(done) > 2
+    assert contents(root) == before
+    assert not list(root.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("revert", [False, True])
+def test_a_tree_that_is_half_written_does_no_harm(
+    root: Path, monkeypatch: pytest.MonkeyPatch, revert: bool
+) -> None:
+    """At no time a controller that gives names stands beside a manager that takes none."""
+    if revert:
+        write(plan(root).changes)
+    planned, replace, states = (plan_revert if revert else plan)(root), Path.replace, []
+
+    def look_after(path: Path, target: Path) -> Path:
+        result = replace(path, target)
+        named = [
+            b"holder" in (root / MANAGER).read_bytes(),
+            b'deadlines("' in (root / CONTROLLER).read_bytes(),
+        ]
+        states.append(named)
+        return result
+
+    monkeypatch.setattr(Path, "replace", look_after)
+    write(planned.changes)
+    assert states == [[True, False], [not revert, not revert]]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_sigterm_in_mid_write_puts_everything_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The tree is what it was, no file is left over, and the signal then does what it would have done."""
+    before, replace, done, came = contents(root), Path.replace, [], []
+
+    def terminated(path: Path, target: Path) -> Path:
+        result = replace(path, target)
+        done.append(target)
+        if len(done) == at:
+            signal.raise_signal(signal.SIGTERM)
+        return result
+
+    planned = plan(root)
+    monkeypatch.setattr(Path, "replace", terminated)
+    old = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with pytest.raises(SystemExit) as left:
+            write(planned.changes)
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert came == [signal.SIGTERM]
+    assert left.value.code == 143
     assert contents(root) == before
     assert not list(root.rglob("*.tmp"))
 
@@ -241,7 +293,7 @@ def test_apply_dry_run_writes_nothing(root: Path, capsys: pytest.CaptureFixture[
     """It names the files that would change, for the fix and for its revert."""
     before = contents(root)
     assert command("apply", "--dry-run", root) == 0
-    assert capsys.readouterr().out == f"would fix {root / CONTROLLER}\nwould fix {root / MANAGER}\n"
+    assert capsys.readouterr().out == f"would fix {root / MANAGER}\nwould fix {root / CONTROLLER}\n"
     assert contents(root) == before
     write(plan(root).changes)
     assert command("apply", "--revert", "--dry-run", root) == 0

@@ -20,6 +20,11 @@ from tests.fixture_trees import (
     make_tree,
 )
 
+GATE = "self._gym_checkpoint_rollout_permitted"
+BY_NAME = 'getattr(self, "_gym_checkpoint_rollout_permitted")'
+START = "        self._gym_acknowledgements: list[Any] = []\n"
+ACTOR = "    def _nemo_gym_checkpoint_actor"
+
 
 def looked_at(folder: Path, *edits: Replacement, file: str = CONTROLLER, fixed: bool = False) -> TreeReport:
     """Survey a pinned tree in which some text of one file was replaced."""
@@ -216,7 +221,7 @@ REFUSED: dict[str, tuple[str, list[Replacement], str]] = {
                 "        for gate in (self._gym_checkpoint_rollout_permitted,):\n            gate.clear()",
             )
         ],
-        "gate may be _gym_checkpoint_rollout_permitted",
+        "is kept under another name",
     ),
     "never closed": (CONTROLLER, [(f"        {CLEAR}\n", "")], "a statement that closes"),
     "another call": (
@@ -277,7 +282,89 @@ REFUSED: dict[str, tuple[str, list[Replacement], str]] = {
                 "    def suspend_request_deadlines(self, holder='') ->",
             )
         ],
-        "does not use it",
+        "that does more, or other",
+    ),
+    "a depth beside the flag": (
+        MANAGER,
+        [
+            (
+                "        if self.suspended:\n            return\n",
+                "        if self.suspended:\n            self._depth += 1\n            return\n",
+            )
+        ],
+        "does not begin with",
+    ),
+    "a depth before the flag falls": (
+        MANAGER,
+        [
+            (
+                "            return\n        self.suspended = False\n",
+                "            return\n        self._depth -= 1\n        self.suspended = False\n",
+            )
+        ],
+        "does not set self.suspended",
+    ),
+    "a word after the loop": (
+        MANAGER,
+        [("            deadline.resume()\n\n", "            deadline.resume()\n        print()\n\n")],
+        "that does more",
+    ),
+    "some deadlines only": (
+        MANAGER,
+        [
+            (
+                "        self.suspended = True\n        for deadline in self._live:",
+                "        self.suspended = True\n        for deadline in self._live - self._few:",
+            )
+        ],
+        "that does more",
+    ),
+    "by getattr": (
+        CONTROLLER,
+        [(f"        {CLEAR}", f"        {CLEAR}\n        {BY_NAME}.set()")],
+        "in a string",
+    ),
+    "name in a constant": (
+        CONTROLLER,
+        [("@ray.remote", 'GATE = "_gym_checkpoint_rollout_permitted"\n\n\n@ray.remote')],
+        "outside of any function",
+    ),
+    "in a list of gates": (
+        CONTROLLER,
+        [(f"        {CLEAR}", f"        gates = [{GATE}]\n        gates[0].set()\n        {CLEAR}")],
+        "is kept under another name",
+    ),
+    "given out": (
+        CONTROLLER,
+        [(ACTOR, f"    def gate(self) -> Any:\n        return {GATE}\n\n{ACTOR}")],
+        "is kept under another name",
+    ),
+    "kept by __init__": (
+        CONTROLLER,
+        [(START, f"        self._gates = {{1: {GATE}}}\n{START}")],
+        "is kept under another name",
+    ),
+    "closed by __init__": (CONTROLLER, [(START, f"        {CLEAR}\n{START}")], "is more than made and set"),
+    "rebound": (
+        CONTROLLER,
+        [(f"        {CLEAR}", f"        gate = {GATE}\n        gate = self._other\n        gate.clear()")],
+        "is kept under another name",
+    ),
+    "walrus": (
+        CONTROLLER,
+        [(f"        {CLEAR}", f"        (gate := {GATE}).clear()")],
+        "is kept under another name",
+    ),
+    "a method of its own": (CONTROLLER, [(f"        {CLEAR}", f"        {GATE}.close()")], "is used"),
+    "whose gate is not known": (
+        CONTROLLER,
+        [(f"        {CLEAR}", f"        {CLEAR}\n        find()._gym_checkpoint_rollout_permitted.set()")],
+        "no name of its own",
+    ),
+    "waits and opens": (
+        CONTROLLER,
+        [("                await gate.wait()\n", "                gate.set()\n")],
+        "is kept under another name",
     ),
 }
 
@@ -344,3 +431,216 @@ def test_the_tree_is_never_imported(tmp_path: Path) -> None:
         file.write(f"\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
     assert survey(root).state is State.AFFECTED
     assert not (tmp_path / "ran").exists()
+
+
+IN_OTHERS = {
+    "another class": (
+        "\n\nclass Watch:\n    def __init__(self, c):\n        self.c = c\n"
+        "        c._gym_checkpoint_rollout_permitted.set()\n"
+    ),
+    "a nested class": (
+        "\n\nclass Outer:\n    class Inner:\n        def open(self, c):\n"
+        "            c._gym_checkpoint_rollout_permitted.set()\n"
+    ),
+    "under an if": "\n\nif True:\n\n    def open(c):\n        c._gym_checkpoint_rollout_permitted.set()\n",
+}
+
+
+@pytest.mark.parametrize("name", IN_OTHERS)
+def test_a_gate_that_is_opened_anywhere_in_the_file_is_found(tmp_path: Path, name: str) -> None:
+    """A fixed tree that gets one more place is not fixed any more, wherever the place is."""
+    root = make_tree(tmp_path, fixed=True)
+    with (root / CONTROLLER).open("a") as file:
+        file.write(IN_OTHERS[name])
+    report = survey(root)
+    assert report.state is State.PARTLY_FIXED
+    (odd,) = [site for site in report.sites if site.state is State.AFFECTED]
+    assert odd.receiver == "c"
+
+
+def _all_named(new: str) -> list[Replacement]:
+    """Every call of the fix with another text for the name."""
+    return [
+        (old, old.replace('"gym_checkpoint"', new))
+        for old in (HOLD, f"                {LET_GO}", f"\n        {LET_GO}")
+    ]
+
+
+NOT_FIXED: dict[str, tuple[str, list[Replacement]]] = {
+    "lambda": (CONTROLLER, [(HOLD, f"later = lambda: {HOLD}")]),
+    "later": (CONTROLLER, [(HOLD, f"asyncio.get_running_loop().call_later(60, lambda: {HOLD})")]),
+    "short circuit": (CONTROLLER, [(HOLD, f"self.debug and {HOLD}")]),
+    "ternary": (
+        CONTROLLER,
+        [(f"                {LET_GO}", f"                x = {LET_GO} if prepared else 0")],
+    ),
+    "comprehension": (CONTROLLER, [(HOLD, f"[{HOLD} for _ in ()]")]),
+    "another manager": (CONTROLLER, [(HOLD, HOLD.replace("_rollout_manager", "_gen"))]),
+    "a parameter": (CONTROLLER, _all_named("checkpoint_id")),
+    "an f-string": (CONTROLLER, _all_named('f"gym-{checkpoint_id}"')),
+    "an imported name": (CONTROLLER, _all_named("GYM")),
+    "an attribute": (CONTROLLER, _all_named("self.GYM")),
+    "a constant that is bound again": (
+        CONTROLLER,
+        [*_all_named("GYM"), ("@ray.remote", 'GYM = "a"\nGYM = input()\n\n\n@ray.remote')],
+    ),
+    "one name differs": (
+        CONTROLLER,
+        [(f"                {LET_GO}", f"                {LET_GO}".replace("gym_checkpoint", "gym"))],
+    ),
+    "resumed at once": (CONTROLLER, [(f"        {HOLD}\n", f"        {HOLD}\n        {LET_GO}\n")]),
+    "resumed early": (CONTROLLER, [("prepared = True\n", f"prepared = True\n            {LET_GO}\n")]),
+    "resumed in finally": (
+        CONTROLLER,
+        [
+            (
+                "            raise\n\n    async def _release_prepared",
+                f"            raise\n        finally:\n            {LET_GO}\n\n"
+                "    async def _release_prepared",
+            )
+        ],
+    ),
+    "held elsewhere too": (
+        CONTROLLER,
+        [(f"{ACTOR}(self) -> Any:\n", f"{ACTOR}(self) -> Any:\n        {HOLD}\n")],
+    ),
+    "resumed by a reference": (
+        CONTROLLER,
+        [("prepared = True\n", f"prepared = True\n            soon({LET_GO.partition('(')[0]}, 1)\n")],
+    ),
+    "resumed by its name": (
+        CONTROLLER,
+        [("prepared = True\n", 'prepared = True\n            call(self, "resume_request_deadlines")\n')],
+    ),
+    "the registry under another name": (
+        CONTROLLER,
+        [
+            (
+                "prepared = True\n",
+                "prepared = True\n            r = self._rollout_manager._request_deadlines\n",
+            )
+        ],
+    ),
+    "a helper that is called elsewhere too": (
+        CONTROLLER,
+        [
+            (f"                {LET_GO}", "                self._free()"),
+            ("prepared = True\n", "prepared = True\n            self._free()\n"),
+            (ACTOR, f"    def _free(self) -> None:\n        {LET_GO}\n\n{ACTOR}"),
+        ],
+    ),
+    "a helper of another class": (
+        CONTROLLER,
+        [
+            (f"                {LET_GO}", "                self._free()"),
+            ("@ray.remote", f"class Other:\n    def _free(self):\n        {LET_GO}\n\n\n@ray.remote"),
+        ],
+    ),
+    "a helper that may return": (
+        CONTROLLER,
+        [
+            (f"                {LET_GO}", "                self._free()"),
+            (
+                ACTOR,
+                "    def _free(self) -> None:\n        if self.off:\n            return\n"
+                f"        {LET_GO}\n\n{ACTOR}",
+            ),
+        ],
+    ),
+    "a count of holders": (MANAGER, [("self._holders.add(holder)", "self._holders += 1")]),
+    "another's name": (MANAGER, [("self._holders.add(holder)", 'self._holders.add("engine")')]),
+    "a holder that is only printed": (MANAGER, [("self._holders.add(holder)", "print(holder)")]),
+    "a holder that may be missed": (
+        MANAGER,
+        [("self._holders.discard(holder)", "self._holders.remove(holder)")],
+    ),
+    "holders that nobody asks": (MANAGER, [("        if self._holders:\n            return\n", "")]),
+    "holders of two kinds": (MANAGER, [("self._holders.add(holder)", "self._others.add(holder)")]),
+    "holders that are not made": (MANAGER, [("        self._holders: set[str] = set()\n", "")]),
+    "holders that are taken elsewhere": (
+        MANAGER,
+        [("        self._live.discard(deadline)\n", "        self._holders.clear()\n")],
+    ),
+    "the live ones as holders": (
+        MANAGER,
+        [
+            ("self._holders.add(holder)", "self._live.add(holder)"),
+            ("self._holders.discard(holder)", "self._live.discard(holder)"),
+            ("if self._holders:", "if self._live:"),
+        ],
+    ),
+    "a flag for a holder": (
+        MANAGER,
+        [('def suspend(self, holder: str = "engine")', "def suspend(self, holder=False)")],
+    ),
+    "the snapshot's name for all": (
+        MANAGER,
+        [
+            (f'{verb}(self, holder: str = "engine")', f'{verb}(self, holder: str = "gym_checkpoint")')
+            for verb in ("def suspend", "def resume", "suspend_request_deadlines", "resume_request_deadlines")
+        ],
+    ),
+    "defaults that differ": (
+        MANAGER,
+        [
+            (
+                'resume_request_deadlines(self, holder: str = "engine")',
+                'resume_request_deadlines(self, holder="x")',
+            )
+        ],
+    ),
+    "another name is passed": (
+        MANAGER,
+        [("_request_deadlines.resume(holder)", '_request_deadlines.resume("x" or holder)')],
+    ),
+    "passed to another parameter": (
+        MANAGER,
+        [("_request_deadlines.resume(holder)", "_request_deadlines.resume(who=holder)")],
+    ),
+    "passed sometimes": (
+        MANAGER,
+        [
+            (
+                "        self._request_deadlines.resume(holder)",
+                "        if holder:\n            self._request_deadlines.resume(holder)",
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FIXED)
+def test_what_only_looks_like_the_fix_is_unknown(tmp_path: Path, name: str) -> None:
+    """A named call that may not run, or not alone, or a name that is not kept, is never called fixed."""
+    file, edits = NOT_FIXED[name]
+    report = looked_at(tmp_path, *edits, file=file, fixed=True)
+    assert report.state is State.UNKNOWN, report.detail
+
+
+@pytest.mark.parametrize("step", ["if prepared:\n            return None", "assert gym_actor"])
+def test_a_hold_that_may_not_be_reached_does_not_count(tmp_path: Path, step: str) -> None:
+    """Between the gate's close and the hold nothing may leave the function."""
+    edit = (f"        {HOLD}\n        {CLEAR}", f"        {CLEAR}\n        {step}\n        {HOLD}")
+    assert looked_at(tmp_path, edit, fixed=True).state is State.PARTLY_FIXED
+
+
+@pytest.mark.parametrize(
+    ("suspend", "resume"),
+    [
+        ("self._holders |= {holder}", "self._holders -= {holder}"),
+        ("self._holders[holder] = 1", "self._holders.pop(holder, None)"),
+    ],
+)
+def test_other_ways_to_keep_names_are_recognized(tmp_path: Path, suspend: str, resume: str) -> None:
+    """By operator or as keys; a nested `if` in place of the early return is the same too."""
+    edits = [("self._holders.add(holder)", suspend), ("self._holders.discard(holder)", resume)]
+    assert looked_at(tmp_path, *edits, file=MANAGER, fixed=True).state is State.FIXED
+
+
+def test_a_class_constant_and_a_keyword_are_recognized(tmp_path: Path) -> None:
+    """The name may stand in the class, and be passed on by keyword."""
+    edits = [*_all_named("self.GYM"), ("    def __init__(\n", '    GYM = "gym"\n\n    def __init__(\n')]
+    report = looked_at(tmp_path, *edits, fixed=True)
+    assert report.state is State.FIXED, report.detail
+    passed = ("_request_deadlines.resume(holder)", "_request_deadlines.resume(holder=holder)")
+    assert looked_at(tmp_path / "2", passed, file=MANAGER, fixed=True).state is State.FIXED

@@ -67,6 +67,7 @@ def test_a_file_the_tree_lacks_is_none(root: Path) -> None:
         (b"x = 1\ny = '\xff\xfe'\n", "is not text"),
         (b"\x7fELF\x02\x01\x01\x00\x00\xb8\xff", "is not text"),
         (b"# -*- coding: klingon -*-\n", "is not text"),
+        (b"# coding: rot13\n", "is not text"),
     ],
 )
 def test_a_file_that_is_no_clean_source_is_refused(root: Path, raw: bytes, said: str) -> None:

@@ -119,6 +119,15 @@ def test_every_byte_outside_of_the_changed_lines_stays(tmp_path: Path, encode, s
     assert contents(root) == before
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_lone_carriage_returns_are_refused(tmp_path: Path, fixed: bool) -> None:
+    """What is put in could not be taken out again, so neither is done."""
+    root = make_tree(tmp_path, fixed=fixed)
+    (root / MANAGER).write_bytes((root / MANAGER).read_bytes().replace(b"\n", b"\r"))
+    with pytest.raises(UnsupportedTargetError, match="lone carriage return"):
+        (plan_revert if fixed else plan)(root)
+
+
 def test_a_missing_last_newline_at_the_changed_line_stays_missing(tmp_path: Path) -> None:
     """The gate's last reopening may be the last line of the file."""
     root = make_tree(tmp_path)
@@ -245,7 +254,9 @@ def test_what_was_edited_since_is_not_reverted(tmp_path: Path, file: str, old: s
     root = applied_tree(tmp_path)
     (root / file).write_text(edited((root / file).read_text(), (old, new)))
     before = contents(root)
-    with pytest.raises(UnsupportedTargetError, match=r"cannot take the fix out of .*edited since"):
+    with pytest.raises(
+        UnsupportedTargetError, match=r"cannot (take the fix out of .*edited since|change .*differ)"
+    ):
         write(plan_revert(root).changes)
     assert contents(root) == before
 

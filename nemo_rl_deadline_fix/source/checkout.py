@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import signal
 import stat
 import tempfile
-from collections.abc import Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +39,9 @@ class Plan:
 
     Attributes:
         report: The survey of the tree as it is.
-        changes: One entry for each file that changes.
+        changes: One entry for each file that changes, in the order in which they are to be written: a
+            manager that takes names is harmless beside any controller, a controller that gives names to a
+            manager that takes none fails at the next snapshot.
     """
 
     report: TreeReport
@@ -46,7 +50,9 @@ class Plan:
     @property
     def patch(self) -> bytes:
         """The changes as a patch that `git apply` and `patch -p1` accept at the tree's root."""
-        return b"".join(_file_patch(change) for change in self.changes)
+        return b"".join(
+            _file_patch(change) for change in sorted(self.changes, key=lambda change: change.source.name)
+        )
 
 
 def plan(path: Path, *, rules: Collection[Rule] = ALL_RULES) -> Plan:
@@ -69,7 +75,7 @@ def plan(path: Path, *, rules: Collection[Rule] = ALL_RULES) -> Plan:
     _refuse_unknown(report)
     changes = tuple(
         Change(source, source.with_text(text))
-        for source in _sources(report.tree)
+        for source in reversed(_sources(report.tree))
         if (text := with_fix(source, report.sites, rules)) != source.text
     )
     after = examine(_changed(report.tree, changes))
@@ -163,8 +169,8 @@ def _git_lines(raw: bytes) -> list[bytes]:
 def write(changes: Collection[Change]) -> None:
     """Write changed files, all or none.
 
-    Each file is replaced in one step by a complete new one beside it, with its mode. If anything fails,
-    those that were replaced already get their old contents back.
+    Each file is replaced in one step by a complete new one beside it, with its mode. If anything fails, or
+    a SIGTERM comes, those that were replaced already get their old contents back, the last one first.
 
     Args:
         changes: What to write.
@@ -172,7 +178,7 @@ def write(changes: Collection[Change]) -> None:
     Raises:
         InvalidInputError: A file cannot be written, or is not any more what the plan was made for.
     """
-    with contextlib.ExitStack() as stack:
+    with _termination() as stop_if_terminated, contextlib.ExitStack() as stack:
         staged = []
         for change in changes:
             # Within the tree a symlink is written through; reading has refused those that lead out.
@@ -188,15 +194,49 @@ def write(changes: Collection[Change]) -> None:
                         advice="run the command again; nothing was changed",
                     )
                 replaced.append((target, old))
+                stop_if_terminated()
                 new.replace(target)
+            stop_if_terminated()
         except BaseException as error:
-            for target, old in replaced:
+            for target, old in reversed(replaced):
                 old.replace(target)
             if isinstance(error, OSError):
                 raise _unwritable(target, error) from None
             raise
         for folder in {target.parent for _, target, _ in staged}:
             _sync_folder(folder)
+
+
+class _Terminated(BaseException):
+    """A SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[Callable[[], None]]:
+    """Let a SIGTERM wait, and give out what raises once it came, so that it comes only between two steps."""
+    before = signal.getsignal(signal.SIGTERM)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or before in (None, signal.SIG_IGN):
+        yield lambda: None
+        return
+    came: list[int] = []
+
+    def stop_if_terminated() -> None:
+        if came:
+            raise _Terminated
+
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield stop_if_terminated
+    except _Terminated:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            # Nothing is left to do; what the signal does otherwise, it does now.
+            signal.raise_signal(signal.SIGTERM)
+    if came:
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 def _staged(stack: contextlib.ExitStack, target: Path, change: Change) -> tuple[Path, Path]:

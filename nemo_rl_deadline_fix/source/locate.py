@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.registry import DEFAULT_HOLDER
-from nemo_rl_deadline_fix.source.deadlines import manager_sites
-from nemo_rl_deadline_fix.source.gates import (
-    GateChange,
-    Method,
-    clock_calls,
-    deadline_calls,
-    gate_changes,
-    methods,
-)
+from nemo_rl_deadline_fix.source.deadlines import manager_sites, shared_name
+from nemo_rl_deadline_fix.source.gates import GateChange, Method, deadline_calls, gate_changes, methods
+from nemo_rl_deadline_fix.source.holds import Call, Controller
 from nemo_rl_deadline_fix.source.reading import Source, Tree, read_tree
 from nemo_rl_deadline_fix.source.sites import Kind, Rule, Site, State
 from nemo_rl_deadline_fix.targets import (
@@ -107,8 +100,7 @@ def _examine(tree: Tree) -> TreeReport:
         return TreeReport(tree.root, State.UNKNOWN, detail, (), tree)
     sites = (
         *manager_sites(tree.manager),
-        *_controller_sites(tree.controller, changes),
-        *_calls_of_others(tree.controller, changes),
+        *_controller_sites(tree.controller, changes, shared_name(tree.manager)),
     )
     state, detail = _sum(sites, tree.root)
     return TreeReport(tree.root, state, detail, sites, tree)
@@ -140,74 +132,60 @@ def _sum(sites: tuple[Site, ...], root: Path) -> tuple[State, str]:
     return State.PARTLY_FIXED, f"missing: {missing}"
 
 
-@dataclass(frozen=True)
-class _Words:
-    """What names in the controller's module stand for: string constants, and short helpers' statements."""
-
-    constants: dict[str, str]
-    helpers: dict[str, tuple[ast.stmt, ...]]
-
-
-def _helpers(module: ast.Module) -> dict[str, tuple[ast.stmt, ...]]:
-    # Only plain functions, whose statements surely run in the caller's step.
-    return {
-        method.function.name: tuple(part for part in method.function.body if isinstance(part, ast.Expr))
-        for method in methods(module)
-        if isinstance(method.function, ast.FunctionDef)
-    }
-
-
-def _controller_sites(controller: Source, changes: list[GateChange]) -> Iterator[Site]:
-    words = _Words(_constants(controller.module), _helpers(controller.module))
+def _controller_sites(source: Source, changes: list[GateChange], shared: str) -> Iterator[Site]:
+    controller = Controller(source.module, shared)
+    calls = [controller.calls(change) for change in changes]
     held = {
-        name
-        for change in changes
-        for name in _names(change, words, suspends=True)
-        if change.closes and name != DEFAULT_HOLDER
+        call.name
+        for change, found in zip(changes, calls, strict=True)
+        for call in found
+        if change.closes and call.suspends and call.name is not None and call.name != shared
     }
-    for change in changes:
-        yield _judge(controller, change, words, held)
+    sites = [
+        _judge(source, change, found, held, shared) for change, found in zip(changes, calls, strict=True)
+    ]
+    yield from sites
     for closes, missing in ((True, "closes"), (False, "reopens")):
         if not any(change.closes is closes for change in changes):
             yield Site(
                 rule=Rule.DF003,
                 kind=Kind.CLOSE if closes else Kind.REOPEN,
-                file=controller.path,
+                file=source.path,
                 line=1,
                 name=CONTROLLER_CLASS,
                 state=State.UNKNOWN,
                 expected=f"a statement that {missing} {GATE}",
                 found="none outside __init__",
             )
+    # A hold that is only in the wrong place is missed at the right one.
+    misplaced = any(site.kind is Kind.CLOSE and site.state is State.AFFECTED for site in sites)
+    for method, node, suspends in controller.strays():
+        harmless = suspends is None or (suspends and misplaced)
+        yield _stray(source, method, node, harmless=harmless)
 
 
-def _judge(controller: Source, change: GateChange, words: _Words, held: set[str]) -> Site:
+def _judge(source: Source, change: GateChange, calls: list[Call], held: set[str], shared: str) -> Site:
     verb = SUSPEND if change.closes else RESUME
     wanted = f"{change.receiver or 'self'}.{MANAGER}.{verb}({HOLDER!r})"
     expected = f"{wanted} in the step that {'closes' if change.closes else 'reopens'} the gate"
-    names = list(_names(change, words, suspends=change.closes))
+    named = [call for call in calls if call.name != shared]
     state, found = State.AFFECTED, "no such call in this step"
-    if names:
-        named = [name for name in names if name != DEFAULT_HOLDER]
-        if not named:
-            found = f"{verb}() under the name that training and refit share"
-        elif not change.closes and held and not held & set(named):
-            state = State.UNKNOWN
-            found = f"the clocks are held as {_list(held)} and released as {_list(named)}"
-        else:
-            state, found = State.FIXED, f"{verb} as {_list(named)}"
+    if named:
+        state, found = _named(change, named, held, verb)
     elif change.trouble:
         state, found = State.UNKNOWN, change.trouble
+    elif any(call.suspends is change.closes for call in calls):
+        found = f"{verb}() under the name that training and refit share"
     elif others := [
-        ast.unparse(call) for part in _plain(change) for call in deadline_calls(part) if _other(call)
+        ast.unparse(call) for part in change.step for call in deadline_calls(part) if _other(call)
     ]:
         state, found = State.UNKNOWN, f"another call about deadlines: {others[0]}"
-    elif f".{MANAGER}" not in controller.text:
+    elif f".{MANAGER}" not in source.text:
         state, found = State.UNKNOWN, f"a controller without {MANAGER}"
     return Site(
         rule=Rule.DF003,
         kind=Kind.CLOSE if change.closes else Kind.REOPEN,
-        file=controller.path,
+        file=source.path,
         line=change.line,
         name=change.method.name,
         state=state,
@@ -219,75 +197,44 @@ def _judge(controller: Source, change: GateChange, words: _Words, held: set[str]
     )
 
 
+def _named(change: GateChange, calls: list[Call], held: set[str], verb: str) -> tuple[State, str]:
+    """The state of a place that has calls under a name of their own."""
+    first = calls[0]
+    if len(calls) > 1 or first.suspends is not change.closes:
+        texts = " and ".join(ast.unparse(call.node) for call in calls)
+        return State.UNKNOWN, f"{texts} in one step"
+    if not first.sure:
+        return State.UNKNOWN, f"{ast.unparse(first.node)}, and no statement of its own on {MANAGER}"
+    if first.name is None:
+        return State.UNKNOWN, f"a name that is no plain string: {ast.unparse(first.node)}"
+    if held and held != {first.name}:
+        return (
+            State.UNKNOWN,
+            f"the clocks are held as {_list(held)} and released as {first.name!r}"
+            if not change.closes
+            else f"the clocks are held as {_list(held)}",
+        )
+    return State.FIXED, f"{verb} as {first.name!r}"
+
+
 def _other(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr not in (SUSPEND, RESUME)
 
 
-def _plain(change: GateChange) -> Iterator[ast.stmt]:
-    # What stands under an `if` is not sure to run in this step.
-    return (part for part in change.step if isinstance(part, ast.Expr | ast.Assign))
-
-
-def _names(change: GateChange, words: _Words, *, suspends: bool) -> Iterator[str]:
-    """Under which names the clocks are stopped (or started) in the step of a gate's change."""
-    for part in _plain(change):
-        code = [part, *(line for name in _called(part) for line in words.helpers.get(name, ()))]
-        for call in (call for line in code for call in clock_calls(line, suspends=suspends)):
-            yield _holder(call, words.constants)
-
-
-def _called(part: ast.stmt) -> Iterator[str]:
-    target = part.value.func if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) else None
-    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-        yield target.attr
-
-
-def _holder(call: ast.Call, constants: dict[str, str]) -> str:
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    if not given:
-        return DEFAULT_HOLDER
-    if isinstance(given[0], ast.Constant):
-        return str(given[0].value)
-    text = ast.unparse(given[0])
-    return constants.get(text.rpartition(".")[2], text)
-
-
-def _constants(module: ast.Module) -> dict[str, str]:
-    """String constants of the module and of its classes, by name."""
-    bodies = [module.body, *(node.body for node in module.body if isinstance(node, ast.ClassDef))]
-    found: dict[str, str] = {}
-    for node in (node for body in bodies for node in body):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if isinstance(node.value.value, str):
-                found |= {t.id: node.value.value for t in targets if isinstance(t, ast.Name)}
-    return found
-
-
-def _calls_of_others(controller: Source, changes: list[GateChange]) -> Iterator[Site]:
-    """Training's and refit's calls, for information: they share one name, and stay as they are."""
-    ours = {id(call) for change in changes for part in change.step for call in _any_call(part)}
-    for method in methods(controller.module):
-        for call in _any_call(method.function):
-            if id(call) in ours:
-                continue
-            yield Site(
-                rule=None,
-                kind=Kind.CALL,
-                file=controller.path,
-                line=call.lineno,
-                name=method.name,
-                state=State.INFORMATION,
-                expected="training and refit keep one name of their own",
-                found=ast.unparse(call),
-                required=False,
-                span=_span(method),
-            )
-
-
-def _any_call(node: ast.AST) -> Iterator[ast.Call]:
-    yield from clock_calls(node, suspends=True)
-    yield from clock_calls(node, suspends=False)
+def _stray(source: Source, method: Method, node: ast.expr, *, harmless: bool) -> Site:
+    """A call that is no gate's. Training's and refit's share one name, and stay as they are."""
+    return Site(
+        rule=None if harmless else Rule.DF003,
+        kind=Kind.CALL,
+        file=source.path,
+        line=node.lineno,
+        name=method.name,
+        state=State.INFORMATION if harmless else State.UNKNOWN,
+        expected="training and refit keep one name of their own",
+        found=ast.unparse(node) if harmless else f"{ast.unparse(node)}, apart from any change of {GATE}",
+        required=not harmless,
+        span=_span(method),
+    )
 
 
 def _span(method: Method) -> tuple[int, int]:

@@ -166,7 +166,7 @@ def _decode(path: Path, name: str, raw: bytes) -> Source:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (SyntaxError, UnicodeError, LookupError) as error:
         raise InvalidInputError(
             f"{path} is not text", found=str(error), supported="Python source in UTF-8 or as its header says"
         ) from None

@@ -6,6 +6,7 @@ that it is not told to change. The rest of the text is not touched at all.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
@@ -53,6 +54,13 @@ def _rewritten(source: Source, sites: Iterable[Site], rules: Collection[Rule], s
 
 def _function_text(old: str, first: int, wanted: Sequence[Edit], *, taken_out: bool, source: Source) -> str:
     # A method cannot stand alone: it gets a class around it, which is cut off again.
+    if re.search("\r(?!\n)", old):
+        raise UnsupportedTargetError(
+            f"cannot change {source.path}:{first}",
+            found="lines that end in a lone carriage return",
+            supported="LF or CRLF",
+            advice="convert the file's line ends first; nothing was changed",
+        )
     newline = "\r\n" if "\r\n" in old else "\n"
     around = f"class _:{newline}" if old[:1] in " \t" else ""
     shift = first - (2 if around else 1)
