@@ -562,6 +562,19 @@ def test_other_shapes_are_refused_and_left_untouched(build, named):
     assert dict(getattr(found, "__dict__", {})) == state
 
 
+def test_what_python_refuses_is_left_untouched():
+    """An object whose layout is another keeps its class and its state, with Python's own error."""
+
+    class AnotherLayout(rl.RequestDeadlineRegistry):
+        __slots__ = ("live",)
+
+    found = AnotherLayout()
+    with pytest.raises(TypeError, match="layout"):
+        RequestDeadlineRegistry.adopt(found)
+    assert type(found) is AnotherLayout
+    assert vars(found) == {"_live": set(), "suspended": False}
+
+
 # Pickling.
 
 

@@ -208,7 +208,12 @@ MUTANTS = (
         SHAPES,
         "A tree that suspends and does not resume counts as fixed.",
         REFUSED,
-        (("        if not any(RESUME in names", "        if False and not any(RESUME in names"),),
+        (
+            (
+                "        if not _calls_manager(code, _reached(code, (RELEASE,)), RESUME):\n",
+                "        if False:\n",
+            ),
+        ),
     ),
     Mutant(
         "launcher-without-the-fix",

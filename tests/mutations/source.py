@@ -8,6 +8,7 @@ REWRITE = "nemo_rl_deadline_fix/source/rewrite.py"
 EDITS = "nemo_rl_deadline_fix/source/edits.py"
 GATES = "nemo_rl_deadline_fix/source/gates.py"
 LOCATE = "nemo_rl_deadline_fix/source/locate.py"
+HOLDS = "nemo_rl_deadline_fix/source/holds.py"
 CHECKOUT = "nemo_rl_deadline_fix/source/checkout.py"
 # What is written is judged by what it does wherever the writer itself does not refuse it.
 FAULTS = ("tests/test_faults.py::test_the_clocks_follow_the_gate", "-k", "pinned-applied")
@@ -133,30 +134,26 @@ MUTANTS = (
         GATES,
         "A suspend that comes one await after the close counts as being in its step.",
         OUTSIDE,
-        (
-            (
-                "        if _awaits(statement) or isinstance(statement, _LEAVES):\n",
-                "        if isinstance(statement, _LEAVES):\n",
-            ),
-        ),
+        (("if _awaits(statement) or _leaves(statement):\n", "if _leaves(statement):\n"),),
     ),
     Mutant(
         "hold-before-an-await-is-fixed",
         GATES,
         "A suspend that comes one await before the close counts as being in its step.",
         OUTSIDE,
-        (("            if _awaits(earlier):\n                return\n", ""),),
+        (("if _awaits(earlier) or _leaves(earlier):\n", "if _leaves(earlier):\n"),),
     ),
     Mutant(
         "hold-under-a-condition-is-fixed",
-        LOCATE,
+        HOLDS,
         "A suspend that is not sure to run counts.",
         OUTSIDE,
         (
             (
-                "    return (part for part in change.step if isinstance(part, ast.Expr | ast.Assign))\n",
-                "    return iter(change.step)\n",
+                "            if isinstance(part, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):\n",
+                "            if True:\n",
             ),
+            ("            sure = own and self._is_managers(", "            sure = self._is_managers("),
         ),
     ),
     Mutant(
@@ -164,19 +161,14 @@ MUTANTS = (
         LOCATE,
         "A weight sync frees it, and `check` says that all is well.",
         OUTSIDE,
-        (
-            (
-                "        named = [name for name in names if name != DEFAULT_HOLDER]\n",
-                "        named = names\n",
-            ),
-        ),
+        (("    named = [call for call in calls if call.name != shared]\n", "    named = calls\n"),),
     ),
     Mutant(
         "release-under-another-name-is-fixed",
         LOCATE,
         "The hold is never let go, and `check` says that all is well.",
         ("tests/test_source_locate.py::test_names_that_do_not_match_are_unknown",),
-        (("        elif not change.closes and held and not held & set(named):\n", "        elif False:\n"),),
+        (("    if held and held != {first.name}:\n", "    if False:\n"),),
     ),
     Mutant(
         "one-fixed-place-is-enough",
@@ -186,11 +178,18 @@ MUTANTS = (
         (("    if states == {State.FIXED}:\n", "    if State.FIXED in states:\n"),),
     ),
     Mutant(
-        "another-gates-name-goes-unseen",
+        "calls-apart-from-the-gate-are-fine",
+        LOCATE,
+        "A resume under the snapshot's name that is nowhere near the gate frees the clocks, unseen.",
+        ("tests/test_source_locate.py",),
+        (("        harmless = suspends is None or (suspends and misplaced)\n", "        harmless = True\n"),),
+    ),
+    Mutant(
+        "gate-that-is-handed-on-goes-unseen",
         GATES,
         "A gate that is handed on may be opened anywhere, and `apply` writes the fix all the same.",
         UNKNOWN,
-        (("            elif isinstance(use, ast.Call | ast.keyword) and", "            elif False and"),),
+        (('        yield _unclear(method, node, f"{GATE} is handed on")\n', "        return\n"),),
     ),
     Mutant(
         "count-in-place-of-the-flag-is-taken",
@@ -199,8 +198,8 @@ MUTANTS = (
         UNKNOWN,
         (
             (
-                "    if not (body and isinstance(body[0], ast.If) and ast.unparse(body[0].test) == early):\n",
-                "    if False:\n",
+                "        trouble = _flag_trouble(_body(function), verb)\n",
+                '        trouble = ""\n',
             ),
         ),
     ),
