@@ -35,7 +35,7 @@ STORIES = {
     "training": Parameters(overlap=Overlap.TRAINING),
     "scratch": Parameters(0.05, 0.03, 0.1, 0.2, 0.3, 0.045, None, 0.001),
     "five tries": Parameters(budget=100, work=1000, retry_work=900),
-    "squeezed": Parameters(work=10_000, prepare_timeout=36_000),
+    "squeezed": Parameters(work=10_000, prepare_timeout=7_200),
     "short prepare": Parameters(prepare_timeout=5),
     "all at once": Parameters(snapshot_at=0.01, snapshot_for=0.01, second_at=0.02, work=1000, budget=900),
     "huge": Parameters(budget=1e5, snapshot_at=9e4, snapshot_for=1e4, second_at=1e5, work=99_999),
