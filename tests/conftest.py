@@ -101,8 +101,16 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def _switched_off() -> Iterator[None]:
-    """Whatever a test installs is taken off again, and its registries count no longer."""
+    """Whatever a test installs is taken off again, and its registries count no longer.
+
+    Before it as well, because fixtures of a whole module may play the story between two tests.
+    """
+    _switch_off()
     yield
+    _switch_off()
+
+
+def _switch_off() -> None:
     nemo_rl_deadline_fix.uninstall()
     registry._known.clear()
 
