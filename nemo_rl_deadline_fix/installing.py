@@ -24,8 +24,7 @@ from nemo_rl_deadline_fix.targets import (
     REGISTRY_CLASS,
     SUPPORTED,
 )
-from nemo_rl_deadline_fix.wrapping import covered, unpatch, unsupported
-from nemo_rl_deadline_fix.wrapping import patch as patch
+from nemo_rl_deadline_fix.wrapping import covered, patch, unpatch, unsupported
 
 # wrapt's hooks cannot be taken back, so the one that waits asks the first flag when its time comes.
 _enabled = False

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from nemo_rl_deadline_fix.installing import patch
 from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
 from nemo_rl_deadline_fix.replay.gym import Committed, Remote
 from nemo_rl_deadline_fix.replay.rl import (
@@ -18,6 +17,7 @@ from nemo_rl_deadline_fix.replay.rl import (
     _PendingGymCheckpointRelease,
 )
 from nemo_rl_deadline_fix.replay.subjects import copy_class
+from nemo_rl_deadline_fix.wrapping import patch
 
 STEP_S = 10.0
 """Seconds that each of Gym's calls takes."""

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nemo_rl_deadline_fix.replay.events import Event
+from nemo_rl_deadline_fix.replay.events import Event, Kind
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
 from nemo_rl_deadline_fix.replay.subjects import SourceFile
@@ -190,9 +190,9 @@ def _show_run(title: str, run: Replay, console: Console) -> None:
 
 
 def _style(event: Event) -> str:
-    if "deadline fires" in event.what or " failed" in event.what or "gives up" in event.what:
+    if event.kind in (Kind.DEADLINE_FIRES, Kind.SNAPSHOT_FAILED, Kind.PREPARE_GIVES_UP):
         return "red"
-    return "green" if "reply with" in event.what or event.what.endswith("committed") else ""
+    return "green" if event.kind in (Kind.REPLY_READ, Kind.SNAPSHOT_COMMITTED) else ""
 
 
 def _scratch_lines(run: Replay) -> list[str]:
