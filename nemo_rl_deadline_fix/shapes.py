@@ -22,6 +22,7 @@ from nemo_rl_deadline_fix.targets import (
     REGISTRY_CLASS,
     RELEASE,
     RESUME,
+    SNAPSHOT_NAMES,
     SUSPEND,
 )
 
@@ -64,6 +65,8 @@ def classify(controller: type, registry: type | None) -> Finding:
     missing = [name for name in METHODS if name not in code]
     if missing:
         if len(missing) == len(METHODS) and not sites:
+            if other := snapshot_names(controller):
+                return _unsupported(f"Gym snapshots in another form: {', '.join(other)}")
             return Finding(Shape.NOT_APPLICABLE, f"{CONTROLLER_CLASS} has no Gym snapshot code")
         return _unsupported(f"{CONTROLLER_CLASS} has no method {' and no '.join(missing)}")
     not_async = [name for name in METHODS if not inspect.iscoroutinefunction(functions[name])]
@@ -104,6 +107,16 @@ def classify(controller: type, registry: type | None) -> Finding:
 def mentions(cls: type, name: str) -> bool:
     """Whether any function of a class, or of its bases, uses a name."""
     return any(name in code.co_names for function in _functions(cls).values() for code in _codes(function))
+
+
+def snapshot_names(cls: type) -> list[str]:
+    """Names that speak of Gym snapshots, among those that a class defines or uses."""
+    functions = _functions(cls)
+    names = {name for owner in cls.__mro__ for name in vars(owner)}
+    names.update(
+        name for function in functions.values() for code in _codes(function) for name in code.co_names
+    )
+    return sorted(name for name in names if any(part in name for part in SNAPSHOT_NAMES))
 
 
 def takes_holder(registry: type) -> bool:

@@ -92,6 +92,11 @@ class WithoutFeature:
         self._rollout_permitted.clear()
 
 
+class OnTheCoordinatorLine:
+    async def _prepared_gym_checkpoint(self, checkpoint_id):
+        pass
+
+
 class Fixed(Affected):
     async def _prepare_and_commit_gym_checkpoint(self, checkpoint_id, checkpoint_dir):
         self._gym_checkpoint_rollout_permitted.clear()
@@ -341,6 +346,7 @@ def test_left_alone(imported, controller, registry, state, detail):
         (NotAsync, Registry, f"{RELEASE} is not an async function"),
         (HalfTheFeature, Registry, f"has no method {RELEASE}"),
         (OtherNames, Registry, f"has no method {PREPARE} and no {RELEASE}"),
+        (OnTheCoordinatorLine, Registry, "Gym snapshots in another form: _prepared_gym_checkpoint"),
         (Fixed, Registry, "RequestDeadlineRegistry knows no holders"),
         (ReopensByString, Registry, "is handed on in give_up"),
         (HandsTheGateOn, Registry, "is handed on in _gates"),

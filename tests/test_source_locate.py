@@ -389,12 +389,13 @@ def test_names_that_do_not_match_are_unknown(tmp_path: Path) -> None:
 def test_a_tree_without_the_feature_is_not_applicable(tmp_path: Path) -> None:
     """No gate and no snapshot methods: nothing to fix, even if deadlines can be paused."""
     root = make_tree(tmp_path)
-    text = (root / CONTROLLER).read_text()
-    start = text.index("    async def _prepare_and_commit_gym_checkpoint")
-    text = "".join(
-        line for line in text[:start].splitlines(keepends=True) if "_gym_checkpoint_rollout" not in line
+    text = (
+        "class SingleControllerActor:\n"
+        "    def _switch_to_training(self):\n"
+        "        self._rollout_permitted.clear()\n"
+        "        self._rollout_manager.suspend_request_deadlines()\n"
     )
-    (root / CONTROLLER).write_text(text.replace("_wait_for_rollout_admission", "_wait"))
+    (root / CONTROLLER).write_text(text)
     assert survey(root).state is State.NOT_APPLICABLE
 
 
@@ -405,6 +406,29 @@ def test_a_tree_without_the_controller_is_not_applicable(tmp_path: Path) -> None
     report = survey(root)
     assert report.state is State.NOT_APPLICABLE
     assert report.controller is None
+
+
+@pytest.mark.parametrize("name", ["_prepared_gym_checkpoint", "GymCheckpointCoordinator"])
+@pytest.mark.parametrize("file", [CONTROLLER, MANAGER])
+def test_snapshots_in_another_form_are_unknown(name: str, file: str, tmp_path: Path) -> None:
+    """A tree that speaks of Gym snapshots is never one with nothing to fix."""
+    root = make_tree(tmp_path)
+    (root / CONTROLLER).write_text("class SingleControllerActor:\n    pass\n")
+    with (root / file).open("a") as text:
+        text.write(f"\n{name} = None\n")
+    report = survey(root)
+    assert report.state is State.UNKNOWN
+    assert file in report.detail
+
+
+def test_a_coordinator_outside_of_the_controller_is_unknown(tmp_path: Path) -> None:
+    """Newer lines keep their snapshots in files of their own."""
+    root = make_tree(tmp_path)
+    (root / CONTROLLER).unlink()
+    (root / "nemo_rl/environments/gym_checkpoint_coordinator.py").write_text("")
+    report = survey(root)
+    assert report.state is State.UNKNOWN
+    assert "gym_checkpoint_coordinator.py" in report.detail
 
 
 def test_a_renamed_gate_is_unknown(tmp_path: Path) -> None:

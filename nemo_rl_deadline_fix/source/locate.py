@@ -22,6 +22,8 @@ from nemo_rl_deadline_fix.targets import (
     MANAGER_FILE,
     METHODS,
     RESUME,
+    SNAPSHOT_FILES,
+    SNAPSHOT_NAMES,
     SUSPEND,
 )
 
@@ -88,13 +90,10 @@ def examine(tree: Tree) -> TreeReport:
 
 
 def _examine(tree: Tree) -> TreeReport:
-    if tree.controller is None:
-        detail = f"no {CONTROLLER_FILE}: a NeMo RL without the single controller takes no Gym snapshots"
-        return TreeReport(tree.root, State.NOT_APPLICABLE, detail, (), tree)
-    changes = gate_changes(tree.controller.module)
-    if not changes:
-        missing = _nothing_found(tree.controller)
-        return TreeReport(tree.root, missing[0], missing[1], (), tree)
+    changes = gate_changes(tree.controller.module) if tree.controller else []
+    if tree.controller is None or not changes:
+        state, detail = _nothing_found(tree)
+        return TreeReport(tree.root, state, detail, (), tree)
     if tree.manager is None:
         detail = f"expected {MANAGER_FILE} beside the controller; found none"
         return TreeReport(tree.root, State.UNKNOWN, detail, (), tree)
@@ -106,13 +105,26 @@ def _examine(tree: Tree) -> TreeReport:
     return TreeReport(tree.root, state, detail, sites, tree)
 
 
-def _nothing_found(controller: Source) -> tuple[State, str]:
-    names = {method.function.name for method in methods(controller.module)}
+def _nothing_found(tree: Tree) -> tuple[State, str]:
+    controller = tree.controller
+    names = {method.function.name for method in methods(controller.module)} if controller else set()
     there = [name for name in METHODS if name in names]
-    if there or GATE in controller.text:
+    if controller and (there or GATE in controller.text):
         found = f"{' and '.join(there) or GATE}, and no statement that closes or reopens {GATE}"
         return State.UNKNOWN, f"expected {GATE} to be closed and reopened in {controller.path}; found {found}"
+    if other := _snapshots_elsewhere(tree):
+        return State.UNKNOWN, f"Gym snapshots in a form that this package does not know: {', '.join(other)}"
+    if controller is None:
+        detail = f"no {CONTROLLER_FILE}: a NeMo RL without the single controller takes no Gym snapshots"
+        return State.NOT_APPLICABLE, detail
     return State.NOT_APPLICABLE, f"{CONTROLLER_CLASS} has no Gym snapshot code"
+
+
+def _snapshots_elsewhere(tree: Tree) -> list[str]:
+    """Files of the tree that speak of Gym snapshots."""
+    sources = (source for source in (tree.controller, tree.manager) if source)
+    speaking = [source.name for source in sources if any(name in source.text for name in SNAPSHOT_NAMES)]
+    return speaking + [name for name in SNAPSHOT_FILES if (tree.root / name).exists()]
 
 
 def _sum(sites: tuple[Site, ...], root: Path) -> tuple[State, str]:
