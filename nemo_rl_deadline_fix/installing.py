@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import ModuleType
 
-from nemo_rl_deadline_fix import admission
+from nemo_rl_deadline_fix import gate
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.observing import ClockReport, clocks
 from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry, logger
@@ -126,7 +126,7 @@ def uninstall() -> Report:
     global _enabled
     warnings: tuple[str, ...] = ()
     with _lock:
-        _enabled = admission.runs_here = False
+        _enabled = gate.runs_here = False
         module = sys.modules.get(CONTROLLER_MODULE)
         controller = _controller(module)
         if controller is not None and any(covered(controller)):
@@ -147,7 +147,7 @@ def status() -> Report:
         One entry per target, in the states that `install` returns, or `unpatched`, or `unsupported`.
     """
     state, found = _state(sys.modules.get(CONTROLLER_MODULE))
-    if admission.runs_here and state in (State.UNPATCHED, State.PENDING):
+    if gate.runs_here and state in (State.UNPATCHED, State.PENDING):
         # The class came with the driver's patch on it; the module, imported here, knows nothing of that.
         state, found = State.PATCHED, "as the driver shipped it to this actor"
     return _report(state, found, _version_warnings())

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
-from nemo_rl_deadline_fix import admission
+from nemo_rl_deadline_fix import gate
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, GATE, METHODS, PREPARE, RELEASE
 
@@ -32,7 +32,7 @@ def patch(controller: type) -> None:
     Raises:
         UnsupportedTargetError: The class does not let itself be changed; it is as it was.
     """
-    bodies = {PREPARE: admission.prepare_and_commit, RELEASE: admission.release_prepared}
+    bodies = {PREPARE: gate.prepare_and_commit, RELEASE: gate.release_prepared}
     done: list[str] = []
     try:
         for name, has_ours in zip(METHODS, covered(controller), strict=True):

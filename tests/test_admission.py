@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from nemo_rl_deadline_fix import admission
+from nemo_rl_deadline_fix import gate
 from nemo_rl_deadline_fix.registry import DEFAULT_HOLDER, RequestDeadlineRegistry
 from nemo_rl_deadline_fix.replay.rl import RequestDeadlineRegistry as UpstreamRegistry
 from nemo_rl_deadline_fix.replay.rl import _GymCheckpointReleasePendingError
 from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, REGISTRY
 from tests.conftest import virtual
-from tests.upstream_like import BareDeadline, controller, never, rollout, snapshot
+from tests.support.upstream_like import BareDeadline, controller, never, rollout, snapshot
 
 
 def registry_of(controller: Any) -> RequestDeadlineRegistry:
@@ -174,7 +174,7 @@ def test_exception_is_the_very_same_object():
     assert virtual(story()) is raised
 
 
-@pytest.mark.parametrize("body", [admission.prepare_and_commit, admission.release_prepared])
+@pytest.mark.parametrize("body", [gate.prepare_and_commit, gate.release_prepared])
 @pytest.mark.parametrize(
     "outcome", [object(), ValueError("own"), asyncio.CancelledError("own"), SystemExit(3)]
 )
@@ -446,10 +446,10 @@ def test_missing_part_passes_through_with_one_error(build, said, caplog):
     async def story():
         built = build()
         for _ in range(3):
-            assert await admission.prepare_and_commit(original, built, 1, 2) == (1, 2)
-            assert await admission.release_prepared(original, built, 3) == (3,)
+            assert await gate.prepare_and_commit(original, built, 1, 2) == (1, 2)
+            assert await gate.release_prepared(original, built, 3) == (3,)
             with pytest.raises(OSError, match="own"):
-                await admission.prepare_and_commit(failing, built)
+                await gate.prepare_and_commit(failing, built)
 
     virtual(story())
     (line,) = errors(caplog)
@@ -463,7 +463,7 @@ def test_controller_that_takes_no_attributes_passes_through(caplog):
     async def original(self):
         return "result"
 
-    assert virtual(admission.release_prepared(original, Slotted())) == "result"
+    assert virtual(gate.release_prepared(original, Slotted())) == "result"
     assert "NOT paused" in errors(caplog)[0]
 
 
@@ -478,9 +478,7 @@ def test_refused_registry_is_left_as_it_is():
     async def original(self):
         return None
 
-    virtual(
-        admission.prepare_and_commit(original, stand_in(**{MANAGER: SimpleNamespace(**{REGISTRY: registry})}))
-    )
+    virtual(gate.prepare_and_commit(original, stand_in(**{MANAGER: SimpleNamespace(**{REGISTRY: registry})})))
     assert type(registry) is Foreign
     assert vars(registry) == {"_live": set(), "suspended": False}
 

@@ -9,7 +9,7 @@ import pytest
 from nemo_rl_deadline_fix.registry import SMALLEST_BUDGET_S, RequestDeadlineRegistry
 from nemo_rl_deadline_fix.replay.rl import RolloutTimeout, _Deadline
 from tests.conftest import virtual
-from tests.upstream_like import BareDeadline, clock_forward, never, rollout
+from tests.support.upstream_like import BareDeadline, clock_forward, never, rollout
 
 
 def about(seconds: float) -> object:

@@ -9,8 +9,8 @@ from textwrap import dedent
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_rl_deadline_fix import exposure, runconfig, runsettings
-from nemo_rl_deadline_fix.cli.exposure import check_config
+from nemo_rl_deadline_fix.cli.run_config import check_config
+from nemo_rl_deadline_fix.config import exposure, runconfig, runsettings
 from nemo_rl_deadline_fix.errors import InvalidInputError
 
 EXPOSED = """\

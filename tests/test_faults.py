@@ -20,17 +20,16 @@ from pathlib import Path
 import pytest
 
 from nemo_rl_deadline_fix import targets
-from nemo_rl_deadline_fix.replay import subjects
+from nemo_rl_deadline_fix.replay import load, subjects
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
 from nemo_rl_deadline_fix.replay.story import replay
 from nemo_rl_deadline_fix.replay.subjects import Subject
-from nemo_rl_deadline_fix.source import load
-from tests import faults
-from tests.await_sites import Site
 from tests.conftest import Target
-from tests.faults import Fault, Pairs, Plan, Tick
-from tests.fixture_trees import SHAPES, Shape, applied_tree, edited, make_tree, patched_tree, pinned
+from tests.support import faults
+from tests.support.await_sites import Site
+from tests.support.faults import Fault, Pairs, Plan, Tick
+from tests.support.fixture_trees import SHAPES, Shape, applied_tree, edited, make_tree, patched_tree, pinned
 
 FORMS = (
     "embedded-wrapped",

@@ -34,7 +34,7 @@ from nemo_rl_deadline_fix import (
     uninstall,
 )
 from nemo_rl_deadline_fix.targets import CONTROLLER_CLASS, CONTROLLER_MODULE, MANAGER_MODULE, METHODS
-from tests.shadow import SHADOW, importable
+from tests.support.shadow import SHADOW, importable
 
 PREPARE, RELEASE = METHODS
 TARGETS = [f"{CONTROLLER_MODULE}:{CONTROLLER_CLASS}.{name}" for name in METHODS]
@@ -679,7 +679,7 @@ for name in {METHODS}:
     inner = inspect.getclosurevars(function).nonlocals
     body = inner["body"]
     assert inner["original"] is function.__wrapped__
-    assert body is getattr(sys.modules["nemo_rl_deadline_fix.admission"], body.__name__)
+    assert body is getattr(sys.modules["nemo_rl_deadline_fix.gate"], body.__name__)
     print(function.__name__, inspect.iscoroutinefunction(function), body.__module__, body.__name__)
 """
 
@@ -694,8 +694,8 @@ def test_the_patched_class_survives_cloudpickle(shadow, monkeypatch):
     done = subprocess.run([sys.executable, "-c", UNPICKLE], input=pickled, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().splitlines() == [
-        f"{PREPARE} True nemo_rl_deadline_fix.admission prepare_and_commit",
-        f"{RELEASE} True nemo_rl_deadline_fix.admission release_prepared",
+        f"{PREPARE} True nemo_rl_deadline_fix.gate prepare_and_commit",
+        f"{RELEASE} True nemo_rl_deadline_fix.gate release_prepared",
     ]
 
 
@@ -783,7 +783,7 @@ def test_threads_that_install_at_once_wrap_once(imported):
 def test_in_the_actor_status_tells_what_the_driver_shipped(imported, monkeypatch):
     """The actor's class is patched while the module it imports is not: what runs is what counts."""
     imported(fresh(Affected))
-    monkeypatch.setattr("nemo_rl_deadline_fix.admission.runs_here", True)
+    monkeypatch.setattr("nemo_rl_deadline_fix.gate.runs_here", True)
 
     assert status().state is State.PATCHED
     assert status().targets[0].detail == "as the driver shipped it to this actor"

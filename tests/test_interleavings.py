@@ -29,7 +29,7 @@ from nemo_rl_deadline_fix.replay.clock import VirtualLoop
 from nemo_rl_deadline_fix.replay.gym import Committed, Remote
 from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, REGISTRY
 from tests.conftest import virtual
-from tests.upstream_like import clock_forward, controller, rollout, snapshot
+from tests.support.upstream_like import clock_forward, controller, rollout, snapshot
 
 TICK_S = 1e-9
 """Resolution of the loop's clock, with which float errors of this size disappear too."""

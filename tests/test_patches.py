@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo_rl_deadline_fix.source.locate import State, survey
-from tests.fixture_trees import (
+from tests.support.fixture_trees import (
     CONTROLLER,
     MANAGER,
     PATCHES,

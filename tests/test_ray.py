@@ -21,7 +21,7 @@ import pytest
 
 import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix import State
-from tests.shadow import SHADOW, importable
+from tests.support.shadow import SHADOW, importable
 
 BUDGET_S = 1.0
 PUBLISH_S = 1.5
@@ -29,7 +29,7 @@ PREPARE_TIMEOUT_S = 0.3
 PATIENCE_S = 60.0
 
 # Ray's own, at import and shutdown; nothing of ours can be meant by them.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.xdist_group("ray")]
 
 Story = dict[str, Any]
 

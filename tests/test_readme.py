@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (place / "examples").mkdir()
     (place / "examples/run_grpo_single_controller.py").write_text("import sys\nprint(sys.argv[1:])\n")
-    shutil.copytree(ROOT / "tests/trees/pinned", place / "path/to/NeMo-RL")
+    shutil.copytree(ROOT / "tests/support/trees/pinned", place / "path/to/NeMo-RL")
     return place
 
 
@@ -57,7 +57,7 @@ def shell(command: str, place: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PATH": path, "COLUMNS": "100"},
+        env={**os.environ, "PATH": path, "COLUMNS": "80"},
     )
 
 
@@ -96,7 +96,7 @@ def test_the_story_in_readme_is_what_verify_prints(place: Path) -> None:
 def test_the_lines_of_the_diff_in_readme_are_in_the_diff(place: Path) -> None:
     """The heart of the change is shown as `diff` prints it."""
     fresh = place / "fresh"
-    shutil.copytree(ROOT / "tests/trees/pinned", fresh)
+    shutil.copytree(ROOT / "tests/support/trees/pinned", fresh)
     printed = shell("nemo-rl-deadline-fix diff fresh", place).stdout
 
     shown = [text for kind, text in BLOCKS if kind == "diff"]

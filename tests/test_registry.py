@@ -19,7 +19,7 @@ from nemo_rl_deadline_fix.registry import (
 )
 from nemo_rl_deadline_fix.replay import rl
 from tests.conftest import virtual
-from tests.upstream_like import BareDeadline, clock_forward, never, rollout
+from tests.support.upstream_like import BareDeadline, clock_forward, never, rollout
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:

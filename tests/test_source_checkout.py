@@ -15,7 +15,7 @@ from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.source import checkout
 from nemo_rl_deadline_fix.source.checkout import plan, plan_revert, write
-from tests.fixture_trees import CONTROLLER, MANAGER, SHAPES, applied_tree, make_tree
+from tests.support.fixture_trees import CONTROLLER, MANAGER, SHAPES, applied_tree, make_tree
 from tests.test_source_rewrite import contents
 
 BOM = b"\xef\xbb\xbf"
@@ -337,6 +337,6 @@ def test_check_hands_a_config_and_its_overrides_on(tmp_path: Path, monkeypatch: 
         seen.extend([config, overrides, as_json])
         return 1
 
-    monkeypatch.setattr("nemo_rl_deadline_fix.cli.exposure.check_config", check_config)
+    monkeypatch.setattr("nemo_rl_deadline_fix.cli.run_config.check_config", check_config)
     assert command("check", "--config", tmp_path / "run.yaml", "--json", "a.b=1", "++c=2", "~d") == 1
     assert seen == [tmp_path / "run.yaml", ["a.b=1", "++c=2", "~d"], True]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_rl_deadline_fix.source.locate import Kind, Rule, State, TreeReport, survey
-from tests.fixture_trees import (
+from tests.support.fixture_trees import (
     CLEAR,
     CONTROLLER,
     HOLD,

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.source.reading import read_tree
-from tests.fixture_trees import CONTROLLER, MANAGER, make_tree
+from tests.support.fixture_trees import CONTROLLER, MANAGER, make_tree
 
 
 @pytest.fixture

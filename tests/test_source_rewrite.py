@@ -13,7 +13,7 @@ from nemo_rl_deadline_fix.source.checkout import ALL_RULES, plan, plan_revert, w
 from nemo_rl_deadline_fix.source.locate import Rule, Site, State, survey
 from nemo_rl_deadline_fix.source.reading import Source
 from nemo_rl_deadline_fix.source.rewrite import with_fix
-from tests.fixture_trees import (
+from tests.support.fixture_trees import (
     CLEAR,
     CLOSE_FIX,
     CONTROLLER,

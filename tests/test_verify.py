@@ -17,7 +17,7 @@ from nemo_rl_deadline_fix.replay.story import holders_left
 from nemo_rl_deadline_fix.targets import RELEASE
 from nemo_rl_deadline_fix.wrapping import patch
 
-TREES = Path(__file__).parent / "trees"
+TREES = Path(__file__).parent / "support" / "trees"
 PINNED = TREES / "pinned"
 
 
@@ -358,7 +358,9 @@ def test_a_decorated_method_is_replayed(capsys: pytest.CaptureFixture[str], tmp_
     ("redirection", "code", "lines"),
     [(">&-", 0, 0), ("> /dev/full", 2, 1), ("| head -c 1 > /dev/null", 0, 0)],
 )
-@pytest.mark.parametrize("arguments", ["verify --json", "check --json tests/trees/pinned", "--version"])
+@pytest.mark.parametrize(
+    "arguments", ["verify --json", "check --json tests/support/trees/pinned", "--version"]
+)
 def test_an_output_that_takes_nothing_is_no_traceback(
     arguments: str, redirection: str, code: int, lines: int
 ) -> None:
@@ -369,7 +371,7 @@ def test_an_output_that_takes_nothing_is_no_traceback(
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=TREES.parent.parent,
+        cwd=TREES.parents[2],
     )
 
     expected = 1 if arguments.startswith("check") and code == 0 and redirection == ">&-" else code

@@ -12,9 +12,9 @@ import pytest
 import nemo_rl_deadline_fix
 
 PACKAGE = "nemo_rl_deadline_fix"
-TOOLS = ["ray", "nemo_rl", "torch", "rich", "typer", "libcst", "omegaconf", "hydra", "async_solipsism"]
+TOOLS = ["ray", "nemo_rl", "torch", "rich", "click", "libcst", "omegaconf", "hydra", "async_solipsism"]
 HEAVY = ["wrapt", "packaging", "asyncio", "logging"]
-RUNTIME_HALF = ["registry", "admission", "targets", "shapes", "wrapping", "installing", "launching", "errors"]
+RUNTIME_HALF = ["registry", "gate", "targets", "shapes", "wrapping", "installing", "launching", "errors"]
 
 
 def loaded_after(code: str) -> set[str]:

@@ -1,28 +1,48 @@
 """The command line: thin commands, one line for a user's mistake, exit codes as ruff's.
 
-0: fine, 1: a finding, 2: wrong usage, or could not decide.
+0: fine, 1: a finding, 2: wrong usage, or could not decide. 130 after Ctrl-C, 141 where the reader of our
+output went away, as for any command that dies of the signal.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from functools import cache
 from importlib import import_module
-from typing import Annotated
+from typing import NoReturn
 
-import typer
+import click
 
 import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 
 NAME = "nemo-rl-deadline-fix"
+INTERRUPTED, PIPE_CLOSED = 130, 141
 
 # Where each command lives, so that one does not import what only the others need.
-_HOMES = {"verify": "verify", "check": "checkout", "diff": "checkout", "apply": "checkout"}
+_HOMES = {"check": "tree", "diff": "tree", "apply": "tree", "verify": "verify", "run": "run"}
 
 
-def app(arguments: list[str]) -> None:
+class _Commands(click.Group):
+    """The commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _HOMES:
+            return None
+        command: click.Command = getattr(import_module(f"{__name__}.{_HOMES[cmd_name]}"), cmd_name)
+        return command
+
+
+@click.group(NAME, cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(nemo_rl_deadline_fix.__version__, message="%(version)s")
+def commands() -> None:
+    """Stops NeMo RL's rollout clocks while a NeMo Gym snapshot parks the rollouts."""
+
+
+def app(arguments: list[str]) -> NoReturn:
     """Run a command and leave with its exit code.
 
     Args:
@@ -34,63 +54,41 @@ def app(arguments: list[str]) -> None:
     if sys.stdout is None:
         # Started with its output closed: there is nobody to print to, but an exit code to give.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for good
+    for stream in (sys.stdout, sys.stderr):
+        # A path or a key may hold what the terminal's encoding does not.
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
     try:
-        try:
-            _commands(_HOMES.get(arguments[0]) if arguments else None)(arguments, prog_name=NAME)
-        finally:
-            sys.stdout.flush()
+        code = _run(arguments)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
     except DeadlineFixError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        code = 2
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except OSError as error:
-        # Our output is closed, as by `| head`, or full. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(1) from None
-        print(f"{NAME}: cannot write the output; found: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        code = _output_lost(error)
+    raise SystemExit(code)
 
 
-@cache
-def _commands(home: str | None) -> typer.Typer:
-    """The commands of one module; by default all, which takes longer than most commands do themselves."""
-    commands = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    commands.callback()(_main)
-    for module in dict.fromkeys(_HOMES.values()):
-        if home in (module, None):
-            import_module(f"{__name__}.{module}").register(commands)
-    if home is None:
-        commands.command(
-            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-            options_metavar="[-m]",
-            short_help="Run a training script with the fix switched on.",
-        )(run)
-    return commands
+def _run(arguments: list[str]) -> int:
+    if f"_{NAME}_COMPLETE".replace("-", "_").upper() in os.environ:
+        commands.main(prog_name=NAME)
+    try:
+        # Not `commands.main`: it would take a closed pipe for a finding.
+        with commands.make_context(NAME, arguments) as context:
+            return int(commands.invoke(context))
+    except click.exceptions.Exit as left:
+        return left.exit_code
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(nemo_rl_deadline_fix.__version__)
-        raise typer.Exit
-
-
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Stops NeMo RL's rollout clocks while a NeMo Gym snapshot parks the rollouts."""
-
-
-def run(
-    script: Annotated[str, typer.Argument(help="A Python file; with -m, a module's name.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="The script's own arguments, passed on untouched.")
-    ] = None,
-) -> None:
-    """Run a training script with the fix switched on, as if Python itself had been given it.
-
-    The script runs as __main__, with its own arguments, sys.argv and sys.path[0]; its exit code is ours.
-    """
-    # Reached by --help alone: the entry point takes scripts out before this library is imported.
-    raise DeadlineFixError(f"{NAME} run is started by its entry point", advice=f"call `{NAME} run`")
+def _output_lost(error: OSError) -> int:
+    """Our output is closed, as by `| head`, or full. Python would complain once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return PIPE_CLOSED
+    print(f"{NAME}: cannot write the output; found: {error}", file=sys.stderr)
+    return 2

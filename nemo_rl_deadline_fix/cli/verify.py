@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-from rich.console import Console
+import click
 
+from nemo_rl_deadline_fix.cli.printing import console, print_json, say
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import report, verification
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
@@ -16,56 +16,46 @@ from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
 DEFAULTS = Parameters()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(verify)
+def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """An option for one of the story's numbers."""
+    option = f"--{name.replace('_', '-')}"
+    return click.option(
+        option, name, metavar="SECONDS", type=float, default=getattr(DEFAULTS, name), help=text
+    )
 
 
+@click.command()
+@click.option(
+    "--rl",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="A NeMo RL checkout: its own classes are cut out and run, so use this on code you trust.",
+)
+@click.option("--installed", is_flag=True, help="The NeMo RL that Python can import.")
+@_seconds("budget", "rollout_timeout_s.")
+@_seconds("snapshot_at", "When the first snapshot begins.")
+@_seconds("snapshot_for", "How long it keeps admission closed.")
+@_seconds("second_at", "When the second snapshot begins.")
+@_seconds("prepare_timeout", "prepare_timeout_s.")
+@_seconds("work", "Work of the rollout's first try.")
+@_seconds("retry_work", "Work of every later try; seven tenths of --work by default.")
+@_seconds("turn", "Length of a turn; rollouts park between turns.")
+@click.option(
+    "--overlap",
+    type=click.Choice([overlap.value for overlap in Overlap]),
+    default=Overlap.NONE.value,
+    help="What else wants the clocks: a weight sync in mid-snapshot, or a training switch.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Draw both timelines, as .svg or .png (needs the extra `plot`).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def verify(
-    rl: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="A NeMo RL checkout: its own classes are cut out of the files and run, "
-            "so use this on code you trust.",
-        ),
-    ] = None,
-    installed: Annotated[
-        bool, typer.Option("--installed", help="The NeMo RL that Python can import.")
-    ] = False,
-    budget: Annotated[float, typer.Option(metavar="SECONDS", help="rollout_timeout_s.")] = DEFAULTS.budget,
-    snapshot_at: Annotated[
-        float, typer.Option(metavar="SECONDS", help="When the first snapshot begins.")
-    ] = DEFAULTS.snapshot_at,
-    snapshot_for: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long it keeps admission closed.")
-    ] = DEFAULTS.snapshot_for,
-    second_at: Annotated[
-        float, typer.Option(metavar="SECONDS", help="When the second snapshot begins.")
-    ] = DEFAULTS.second_at,
-    prepare_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="prepare_timeout_s.")
-    ] = DEFAULTS.prepare_timeout,
-    work: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Work of the rollout's first try.")
-    ] = DEFAULTS.work,
-    retry_work: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Work of every later try; seven tenths of --work by default."),
-    ] = None,
-    turn: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Length of a turn; rollouts park between turns.")
-    ] = DEFAULTS.turn,
-    overlap: Annotated[
-        Overlap,
-        typer.Option(help="What else wants the clocks: a weight sync in mid-snapshot, or a training switch."),
-    ] = Overlap.NONE,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw both timelines, as .svg or .png (needs the extra `plot`)."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-) -> None:
+    rl: Path | None, installed: bool, plot: Path | None, as_json: bool, overlap: str, **numbers: Any
+) -> int:
     """Show the stall and its fix: the same story as the code is, and with the fix put on it.
 
     The clock is virtual and the printed times are what the replay computed. Exit code 0: the stall is
@@ -76,9 +66,7 @@ def verify(
         raise InvalidInputError(
             "verify has one target", found="--rl and --installed", advice="give one of them, or neither"
         )
-    parameters = Parameters(
-        budget, snapshot_at, snapshot_for, second_at, prepare_timeout, work, retry_work, turn, overlap
-    )
+    parameters = Parameters(overlap=Overlap(overlap), **numbers)
     if plot is not None:
         from nemo_rl_deadline_fix.replay import plot as pictures
 
@@ -92,9 +80,9 @@ def verify(
     if plot is not None and result.before is not None:
         pictures.plot(result, plot)
     elif plot is not None:
-        typer.echo(f"no picture {plot}: nothing was replayed", err=True)
+        say(f"no picture {plot}: nothing was replayed")
     if as_json:
-        print(json.dumps(report.as_json(result), indent=2))
+        print_json(report.as_json(result))
     else:
-        report.show(result, Console())
-    raise typer.Exit(report.EXIT_CODES[result.verdict])
+        report.show(result, console())
+    return report.EXIT_CODES[result.verdict]

@@ -15,8 +15,6 @@ from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
 from nemo_rl_deadline_fix.replay.subjects import SourceFile
 
-SCHEMA_VERSION = 1
-
 
 class Verdict(StrEnum):
     """What a verification comes to; the values are the words used in JSON."""
@@ -122,7 +120,6 @@ def _trouble(run: Replay) -> str:
 def as_json(verification: Verification) -> dict[str, Any]:
     """The verification as the object that `--json` prints."""
     return {
-        "schema_version": SCHEMA_VERSION,
         "target": {
             "kind": verification.kind,
             "path": verification.path or None,

@@ -75,7 +75,8 @@ def subject_of(path: Path) -> Subject:
         InvalidInputError: The path is no checkout, or a file cannot be read.
         UnsupportedTargetError: There are no such classes, or they cannot be run by themselves.
     """
-    from nemo_rl_deadline_fix.source import load, locate
+    from nemo_rl_deadline_fix.replay import load
+    from nemo_rl_deadline_fix.source import locate
 
     tree = locate.survey(path)
     if tree.controller is None or tree.manager is None:
@@ -156,7 +157,7 @@ def _silent(log: logging.Logger) -> Iterator[None]:
 @contextmanager
 def _replayable(module: ModuleType) -> Iterator[None]:
     """Let the installed controller's methods run on the story's clock and on the story's results."""
-    from nemo_rl_deadline_fix.source.load import StandIn
+    from nemo_rl_deadline_fix.replay.load import StandIn
 
     stand_ins: dict[str, Any] = {"time": VirtualTime}
     for name in (

@@ -12,7 +12,7 @@ from tests.benchmarks.conftest import Comparison
 
 BARE = "a bare interpreter"
 MODULE = ("-m", "nemo_rl_deadline_fix")
-NOTHING = "import typer; app = typer.Typer(add_completion=False); app.command()(lambda: None); app([])"
+NOTHING = "import click; click.command()(lambda: None)([])"
 PINNED = Path(__file__).parents[1] / "trees" / "pinned"
 
 
@@ -57,4 +57,4 @@ def test_commands(compare: Comparison, environment: dict[str, str], pytestconfig
     compare.ratio("check, the small tree of the tests", "check", BARE)
     if checkout is not None:
         compare.ratio("check, a whole checkout", "check --tree", BARE)
-    compare.ratio("a typer command that does nothing", "nothing", BARE)
+    compare.ratio("a click command that does nothing", "nothing", BARE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.mutant import Mutant
 
-FILE = "nemo_rl_deadline_fix/admission.py"
+FILE = "nemo_rl_deadline_fix/gate.py"
 TESTS = ("tests/test_admission.py",)
 STORY = ("tests/test_regression.py",)
 TELEMETRY = ("tests/test_observing.py",)

@@ -32,7 +32,7 @@ MUTANTS = (
         WRAPPING,
         "The hold follows the gate, but only when prepare and commit have ended.",
         STORY,
-        (("{PREPARE: admission.prepare_and_commit,", "{PREPARE: admission.release_prepared,"),),
+        (("{PREPARE: gate.prepare_and_commit,", "{PREPARE: gate.release_prepared,"),),
     ),
     Mutant(
         "wraps-again-each-time",

@@ -25,7 +25,7 @@ from nemo_rl_deadline_fix.replay.gym import Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.story import dress, holders_left
 from nemo_rl_deadline_fix.replay.subjects import Subject
-from tests.await_sites import Site, all_sites, methods_of, site, waiting
+from tests.support.await_sites import Site, all_sites, methods_of, site, waiting
 
 STEP_S = 1.0
 """Seconds that each awaited call takes."""

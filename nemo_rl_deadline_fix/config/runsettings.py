@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_rl_deadline_fix.runconfig import RunConfig, Setting
+from nemo_rl_deadline_fix.config.runconfig import RunConfig, Setting
 
 DEADLINE = "async_rl.rollout_failure.nemo_gym.rollout_timeout_s"
 STALL = "async_rl.stall_watchdog.stall_timeout_s"

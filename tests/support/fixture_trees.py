@@ -15,7 +15,7 @@ from pathlib import Path
 from nemo_rl_deadline_fix.source.checkout import plan, write
 
 PINNED = Path(__file__).parent / "trees" / "pinned"
-PATCHES = Path(__file__).parent.parent / "patches"
+PATCHES = Path(__file__).parent.parent.parent / "patches"
 CONTROLLER = "nemo_rl/algorithms/single_controller.py"
 MANAGER = "nemo_rl/experience/rollout_manager.py"
 FORWARDS = (

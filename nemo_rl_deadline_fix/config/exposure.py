@@ -16,9 +16,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.runconfig import RunConfig, Setting
-from nemo_rl_deadline_fix.runsettings import (
+from nemo_rl_deadline_fix.config.runconfig import RunConfig, Setting
+from nemo_rl_deadline_fix.config.runsettings import (
     BACKEND,
     DEADLINE,
     FAILURES,
@@ -35,6 +34,7 @@ from nemo_rl_deadline_fix.runsettings import (
     Settings,
     settle,
 )
+from nemo_rl_deadline_fix.errors import InvalidInputError
 
 PHASES = 3
 """Prepare, commit, release: each may take `prepare_timeout_s`."""

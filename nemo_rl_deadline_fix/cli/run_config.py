@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nemo_rl_deadline_fix.exposure import Exposure, assess, shown
-from nemo_rl_deadline_fix.runconfig import load
+from nemo_rl_deadline_fix.cli.printing import console, print_json, printable
+from nemo_rl_deadline_fix.config.exposure import Exposure, assess, shown
+from nemo_rl_deadline_fix.config.runconfig import load
 
-SCHEMA_VERSION = 1
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
@@ -35,7 +32,7 @@ def check_config(config: Path, overrides: list[str], as_json: bool) -> int:
     """
     exposure = assess(load(config, overrides))
     if as_json:
-        print(json.dumps(_plain(_as_dict(config, exposure)), indent=2, default=str))
+        print_json(_as_dict(config, exposure))
     else:
         _print(exposure)
     return int(exposure.counts)
@@ -43,7 +40,6 @@ def check_config(config: Path, overrides: list[str], as_json: bool) -> int:
 
 def _as_dict(config: Path, exposure: Exposure) -> dict[str, Any]:
     return {
-        "schema_version": SCHEMA_VERSION,
         "config": str(config),
         "exposed": exposure.exposed,
         "values": [dataclasses.asdict(setting) for setting in exposure.values],
@@ -51,43 +47,26 @@ def _as_dict(config: Path, exposure: Exposure) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    # JSON has no infinity and no NaN; a config may.
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _print(exposure: Exposure) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # A pipe has no width of its own; paths should survive a grep.
-        console.width = max(console.width, 160)
+    out = console()
     verdict = exposure.verdict[0].upper() + exposure.verdict[1:] + "."
-    console.print(Text(verdict, style="bold"), soft_wrap=True)
+    out.print(Text(verdict, style="bold"), soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("key", "value", "origin"):
         table.add_column(heading, overflow="fold")
     for setting in exposure.values:
         style = "dim" if setting.origin == "default" else ""
         table.add_row(
-            Text(setting.key), Text(shown(setting.value)), Text(_ascii(setting.origin)), style=style
+            Text(setting.key), Text(shown(setting.value)), Text(printable(setting.origin)), style=style
         )
-    console.print()
-    console.print(table)
+    out.print()
+    out.print(table)
     for finding in exposure.findings:
-        console.print()
+        out.print()
         head = Text.assemble(
             (f"{finding.id} {finding.severity}", _COLOURS[finding.severity]),
-            f" {_ascii(finding.key)} = {shown(finding.value)} ({_ascii(finding.origin)})",
+            f" {printable(finding.key)} = {shown(finding.value)} ({printable(finding.origin)})",
         )
-        console.print(head, soft_wrap=True)
-        console.print(Text(f"  {_ascii(finding.message)}"), soft_wrap=True)
-        console.print(Text(f"  do this: {_ascii(finding.advice)}"), soft_wrap=True)
-
-
-def _ascii(text: str) -> str:
-    # A path or a key may hold what a terminal cannot show, or should not run.
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+        out.print(head, soft_wrap=True)
+        out.print(Text(f"  {printable(finding.message)}"), soft_wrap=True)
+        out.print(Text(f"  do this: {printable(finding.advice)}"), soft_wrap=True)
