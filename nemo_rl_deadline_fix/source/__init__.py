@@ -1,1 +1,5 @@
-"""NeMo RL as text: where the fix belongs, what it looks like there, and the files it is written to."""
+"""The fix as a change to a checkout's source: where it belongs, what belongs there, and writing it."""
+
+from nemo_rl_deadline_fix.source.locate import State, TreeReport, survey
+
+__all__ = ["State", "TreeReport", "survey"]
