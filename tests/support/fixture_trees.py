@@ -1,7 +1,8 @@
 """NeMo RL trees of several shapes, before and after the fix, made from the one under `trees/pinned`.
 
-Each shape is the pinned tree with a few replacements, and what the fix looks like in it is written out
-by hand, so that no test compares the rewriting with itself. All of them run (ray is all they import).
+Each shape is the pinned tree with a few files of another one, or a few replacements, and what the fix
+looks like in it is written out by hand, so that no test compares the rewriting with itself. All of them
+run (ray is all they import). A shape with one capital letter is that version of NeMo RL.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from nemo_rl_deadline_fix.source.checkout import plan, write
 
-PINNED = Path(__file__).parent / "trees" / "pinned"
+TREES = Path(__file__).parent / "trees"
+PINNED = TREES / "pinned"
 PATCHES = Path(__file__).parent.parent.parent / "patches"
 CONTROLLER = "nemo_rl/algorithms/single_controller.py"
 MANAGER = "nemo_rl/experience/rollout_manager.py"
@@ -90,17 +92,20 @@ class Shape:
     """A tree before the fix, as edits of the pinned one, and the controller's edits that fix it.
 
     Attributes:
-        made: Replacements in the pinned controller that make this shape; each fits once.
+        made: Replacements in the controller that make this shape; each fits once.
         fix: Replacements in this shape's controller that fix it; each fits once.
+        tree: The folder under `trees` whose files take the place of the pinned ones.
     """
 
     made: tuple[Replacement, ...] = ()
     fix: tuple[Replacement, ...] = (CLOSE_FIX, FAILURE_FIX, RELEASE_FIX)
+    tree: str = "pinned"
 
     @property
     def before(self) -> dict[str, str]:
         """Text by file, as it is without the fix."""
-        return {CONTROLLER: edited(pinned(CONTROLLER), *self.made), MANAGER: pinned(MANAGER)}
+        controller = (TREES / self.tree / CONTROLLER).read_text()
+        return {CONTROLLER: edited(controller, *self.made), MANAGER: pinned(MANAGER)}
 
     @property
     def after(self) -> dict[str, str]:
@@ -136,11 +141,13 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
 
     Args:
         folder: Where to put it; made if it is not there.
-        shape: A shape, or its name in `SHAPES`.
+        shape: A shape, or its name in `SHAPES`; version A is the pinned one.
         fixed: Whether to write it as it is with the fix.
     """
-    shape = SHAPES[shape] if isinstance(shape, str) else shape
-    shutil.copytree(PINNED, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    if isinstance(shape, str):
+        shape = SHAPES["pinned" if shape == "A" else shape]
+    for tree in (PINNED, TREES / shape.tree):
+        shutil.copytree(tree, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in (shape.after if fixed else shape.before).items():
         (folder / name).write_text(text)
     return folder
@@ -213,9 +220,132 @@ _PREFIX_CUTS = (
     ),
 )
 
+_CUTS_ARE_PAUSES = (
+    (
+        "    GymCheckpointPrepareResult,\n    validate",
+        "    GymCheckpointPrepareResult,\n    gym_generation_cut_staging_keys,\n    validate",
+    ),
+    (
+        "        self._gym_acknowledgements: list[Any] = []\n",
+        "        self._generation_prefix_cuts_enabled = (\n"
+        "            master_config.rollout_checkpointing.gym.generation_prefix_cuts_enabled\n"
+        "        )\n"
+        "        self._generation_checkpoint_pause_id: Optional[str] = None\n"
+        "        self._generation_checkpoint_decoding_resumed = False\n"
+        "        self._generation_cut_rows: set[str] = set()\n"
+        "        self._gym_acknowledgements: list[Any] = []\n",
+    ),
+    (
+        "    async def _prepare_and_commit_gym_checkpoint(\n",
+        "    async def _clear_generation_cut_staging_rows(self, keys: set[str]) -> None:\n"
+        '        """Forget what a snapshot that failed has cut."""\n'
+        "        if not keys:\n"
+        "            return\n"
+        "        await asyncio.to_thread(self._generation_cut_rows.difference_update, keys)\n"
+        "\n"
+        "    async def _prepare_and_commit_gym_checkpoint(\n",
+    ),
+    (
+        f"        prepared = False\n        {CLEAR}\n",
+        f"        prepared = False\n        generation_cut_staging_keys: set[str] = set()\n        {CLEAR}\n",
+    ),
+    (
+        "            answer = await gym_actor.prepare_checkpoint.remote(\n",
+        "            if self._generation_prefix_cuts_enabled:\n"
+        "                await asyncio.to_thread(\n"
+        "                    self._gen.pause_generation_for_checkpoint, timeout_s=timeout_s\n"
+        "                )\n"
+        "                self._generation_checkpoint_pause_id = checkpoint_id\n"
+        "            answer = await gym_actor.prepare_checkpoint.remote(\n",
+    ),
+    (
+        "            if not prepare.ready:\n",
+        "            generation_cut_staging_keys = gym_generation_cut_staging_keys(prepare)\n"
+        "            if not prepare.ready:\n",
+    ),
+    (
+        "            prepared = True\n",
+        "            prepared = True\n"
+        "            if self._generation_checkpoint_pause_id == checkpoint_id:\n"
+        "                await asyncio.to_thread(\n"
+        "                    self._gen.resume_generation_after_cut, timeout_s=timeout_s\n"
+        "                )\n"
+        "                self._generation_checkpoint_decoding_resumed = True\n",
+    ),
+    (
+        "            if prepared:\n",
+        "            try:\n"
+        "                await self._clear_generation_cut_staging_rows(\n"
+        "                    generation_cut_staging_keys\n"
+        "                )\n"
+        "            except BaseException as cleanup_error:\n"
+        "                recovery_errors.append(cleanup_error)\n"
+        "            if prepared:\n",
+    ),
+    (
+        f"            else:\n                {SET}\n",
+        "            else:\n"
+        "                if self._generation_checkpoint_pause_id == checkpoint_id:\n"
+        "                    try:\n"
+        "                        await asyncio.to_thread(\n"
+        "                            self._gen.resume_generation_after_checkpoint,\n"
+        "                            timeout_s=timeout_s,\n"
+        "                        )\n"
+        "                    except BaseException as pause_error:\n"
+        "                        recovery_errors.append(pause_error)\n"
+        "                    else:\n"
+        "                        self._generation_checkpoint_pause_id = None\n"
+        f"                {SET}\n",
+    ),
+    (
+        "        # Not reached where Gym did not confirm: then admission stays closed.\n",
+        "        if self._generation_checkpoint_pause_id == checkpoint_id:\n"
+        "            end_pause = (\n"
+        "                self._gen.finish_generation_checkpoint\n"
+        "                if self._generation_checkpoint_decoding_resumed\n"
+        "                else self._gen.resume_generation_after_checkpoint\n"
+        "            )\n"
+        "            await asyncio.to_thread(end_pause, timeout_s=timeout_s)\n"
+        "            self._generation_checkpoint_pause_id = None\n"
+        "            self._generation_checkpoint_decoding_resumed = False\n"
+        "        # Not reached where Gym did not confirm: then admission stays closed.\n",
+    ),
+)
+
 SHAPES: dict[str, Shape] = {
     "pinned": Shape(),
     "prefix_cuts": Shape(made=_PREFIX_CUTS),
+    "B": Shape(
+        made=_CUTS_ARE_PAUSES,
+        fix=(
+            (
+                f"set[str] = set()\n        {CLEAR}",
+                f"set[str] = set()\n        {WHY}\n        {HOLD}\n        {CLEAR}",
+            ),
+            FAILURE_FIX,
+            RELEASE_FIX,
+        ),
+    ),
+    "C": Shape(
+        tree="sharded",
+        fix=(
+            (
+                f"attempted = False\n        {CLEAR}",
+                f"attempted = False\n        {WHY}\n        {HOLD}\n        {CLEAR}",
+            ),
+            (
+                f"        {CLEAR}\n        calls = []",
+                f"        {WHY}\n        {HOLD}\n        {CLEAR}\n        calls = []",
+            ),
+            (
+                f"        {CLEAR}\n        with_models",
+                f"        {WHY}\n        {HOLD}\n        {CLEAR}\n        with_models",
+            ),
+            FAILURE_FIX,
+            RELEASE_FIX,
+            (f'("restore", calls)\n        {SET}', f'("restore", calls)\n        {SET}\n        {LET_GO}'),
+        ),
+    ),
     "renamed_local": Shape(
         made=(
             (
