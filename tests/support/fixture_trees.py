@@ -95,17 +95,22 @@ class Shape:
         made: Replacements in the controller that make this shape; each fits once.
         fix: Replacements in this shape's controller that fix it; each fits once.
         tree: The folder under `trees` whose files take the place of the pinned ones.
+        manager: Replacements in the pinned manager that make this shape; each fits once.
     """
 
     made: tuple[Replacement, ...] = ()
     fix: tuple[Replacement, ...] = (CLOSE_FIX, FAILURE_FIX, RELEASE_FIX)
     tree: str = "pinned"
+    manager: tuple[Replacement, ...] = ()
 
     @property
     def before(self) -> dict[str, str]:
         """Text by file, as it is without the fix."""
         controller = (TREES / self.tree / CONTROLLER).read_text()
-        return {CONTROLLER: edited(controller, *self.made), MANAGER: pinned(MANAGER)}
+        return {
+            CONTROLLER: edited(controller, *self.made),
+            MANAGER: edited(pinned(MANAGER), *self.manager),
+        }
 
     @property
     def after(self) -> dict[str, str]:
@@ -141,13 +146,15 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
 
     Args:
         folder: Where to put it; made if it is not there.
-        shape: A shape, or its name in `SHAPES`; version A is the pinned one.
+        shape: A shape, or its name in `SHAPES` or `VERSIONS`.
         fixed: Whether to write it as it is with the fix.
     """
     if isinstance(shape, str):
-        shape = SHAPES["pinned" if shape == "A" else shape]
+        shape = (SHAPES | VERSIONS)[shape]
+    # Only shapes with the gate that the fix follows have the pinned file of Gym's answers.
+    without = ["__pycache__", *([] if shape.fix else ["gym_checkpoint.py"])]
     for tree in (PINNED, TREES / shape.tree):
-        shutil.copytree(tree, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(tree, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*without))
     for name, text in (shape.after if fixed else shape.before).items():
         (folder / name).write_text(text)
     return folder
@@ -453,3 +460,187 @@ SHAPES: dict[str, Shape] = {
     ),
 }
 """By name: every shape that the fix is written into."""
+
+_DISPATCH_GATE = (
+    (
+        "from dataclasses import dataclass\n",
+        "from collections.abc import AsyncIterator\n"
+        "from contextlib import asynccontextmanager\n"
+        "from dataclasses import dataclass\n",
+    ),
+    (
+        "class RequestDeadlineRegistry:\n",
+        "class RolloutDispatchAdmissionGate:\n"
+        '    """Keeps new rollouts back; those that Gym has already are none of its business."""\n'
+        "\n"
+        "    def __init__(self) -> None:\n"
+        "        self._condition = asyncio.Condition()\n"
+        "        self._closed = False\n"
+        "        self._active_submissions = 0\n"
+        "\n"
+        "    @asynccontextmanager\n"
+        "    async def admission(self) -> AsyncIterator[None]:\n"
+        '        """Send one rollout to Gym, as soon as the gate is open."""\n'
+        "        async with self._condition:\n"
+        "            await self._condition.wait_for(lambda: not self._closed)\n"
+        "            self._active_submissions += 1\n"
+        "        try:\n"
+        "            yield\n"
+        "        finally:\n"
+        "            async with self._condition:\n"
+        "                self._active_submissions -= 1\n"
+        "                self._condition.notify_all()\n"
+        "\n"
+        "    @asynccontextmanager\n"
+        "    async def closed(self) -> AsyncIterator[None]:\n"
+        '        """Keep the gate closed for the body, and wait for what is on its way first."""\n'
+        "        async with self._condition:\n"
+        "            await self._condition.wait_for(lambda: not self._closed)\n"
+        "            self._closed = True\n"
+        "        try:\n"
+        "            async with self._condition:\n"
+        "                await self._condition.wait_for(lambda: not self._active_submissions)\n"
+        "            yield\n"
+        "        finally:\n"
+        "            async with self._condition:\n"
+        "                self._closed = False\n"
+        "                self._condition.notify_all()\n"
+        "\n"
+        "\n"
+        "class RequestDeadlineRegistry:\n",
+    ),
+    (
+        "    def set_weight_version(self, version: int) -> None:\n",
+        "    def set_rollout_dispatch_admission_gate(\n"
+        "        self, gate: RolloutDispatchAdmissionGate\n"
+        "    ) -> None:\n"
+        "        self._dispatch_gate = gate\n"
+        "\n"
+        "    def set_weight_version(self, version: int) -> None:\n",
+    ),
+)
+_NAMED_HOLDERS = (
+    (
+        "    def __init__(self) -> None:\n"
+        '        self._live: set["_Deadline"] = set()\n'
+        "        self.suspended = False\n",
+        '    _DEFAULT_HOLDER = "generation_stand_down"\n'
+        "\n"
+        "    def __init__(self) -> None:\n"
+        '        self._live: set["_Deadline"] = set()\n'
+        "        self._suspension_holders: set[str] = set()\n"
+        "\n"
+        "    @property\n"
+        "    def suspended(self) -> bool:\n"
+        "        return bool(self._suspension_holders)\n",
+    ),
+    (
+        "    def suspend(self) -> None:\n"
+        "        if self.suspended:\n"
+        "            return\n"
+        "        self.suspended = True\n",
+        "    def suspend(self, holder: str = _DEFAULT_HOLDER) -> None:\n"
+        "        first = not self._suspension_holders\n"
+        "        self._suspension_holders.add(holder)\n"
+        "        if not first:\n"
+        "            return\n",
+    ),
+    (
+        "    def resume(self) -> None:\n"
+        "        if not self.suspended:\n"
+        "            return\n"
+        "        self.suspended = False\n",
+        "    def resume(self, holder: str = _DEFAULT_HOLDER) -> None:\n"
+        "        if holder not in self._suspension_holders:\n"
+        "            return\n"
+        "        self._suspension_holders.remove(holder)\n"
+        "        if self._suspension_holders:\n"
+        "            return\n",
+    ),
+    *(
+        (
+            forward,
+            forward.replace(
+                "(self)", "(\n        self, holder: str = RequestDeadlineRegistry._DEFAULT_HOLDER\n    )"
+            ),
+        )
+        for forward in FORWARDS
+    ),
+    ("        self._request_deadlines.suspend()", "        self._request_deadlines.suspend(holder)"),
+    ("        self._request_deadlines.resume()", "        self._request_deadlines.resume(holder)"),
+)
+_RETIRES = (
+    (
+        "    @contextlib.asynccontextmanager\n",
+        "    async def _retire_dropped_gym_episodes(\n"
+        "        self, coordinator: GymCheckpointCoordinator, checkpoint_id: str\n"
+        "    ) -> None:\n"
+        '        """Have Gym end what RL gave up on; it refuses that once it is prepared."""\n'
+        "        dropped = {\n"
+        "            label: tuple(self._dropped_gym_episodes.pop(label, ()))\n"
+        "            for label in coordinator.instance_ids\n"
+        "        }\n"
+        "        if any(dropped.values()):\n"
+        "            await coordinator.retire(checkpoint_id, dropped)\n"
+        "\n"
+        "    @contextlib.asynccontextmanager\n",
+    ),
+    (
+        "            async with coordinator.prepared(checkpoint_id):\n",
+        "            await self._retire_dropped_gym_episodes(coordinator, checkpoint_id)\n"
+        "            async with coordinator.prepared(checkpoint_id):\n",
+    ),
+)
+_SUSPENDS = (
+    (
+        "\n\n@ray.remote(",
+        "\n# Whose pause of the rollouts' clocks it is.\n"
+        '_GYM_CHECKPOINT_DEADLINE_HOLDER = "gym_checkpoint"\n'
+        "\n\n@ray.remote(",
+    ),
+    (
+        "            await self._retire_dropped_gym_episodes(coordinator, checkpoint_id)\n"
+        "            async with coordinator.prepared(checkpoint_id):\n"
+        "                commit = await coordinator.commit(\n"
+        "                    checkpoint_id,\n"
+        "                    checkpoint_path,\n"
+        "                    self._gym_checkpoint_inventory(coordinator),\n"
+        "                )\n"
+        "                yield commit\n",
+        "            self._rollout_manager.suspend_request_deadlines(\n"
+        "                _GYM_CHECKPOINT_DEADLINE_HOLDER\n"
+        "            )\n"
+        "            try:\n"
+        "                await self._retire_dropped_gym_episodes(coordinator, checkpoint_id)\n"
+        "                async with coordinator.prepared(checkpoint_id):\n"
+        "                    commit = await coordinator.commit(\n"
+        "                        checkpoint_id,\n"
+        "                        checkpoint_path,\n"
+        "                        self._gym_checkpoint_inventory(coordinator),\n"
+        "                    )\n"
+        "                    yield commit\n"
+        "            finally:\n"
+        "                self._rollout_manager.resume_request_deadlines(\n"
+        "                    _GYM_CHECKPOINT_DEADLINE_HOLDER\n"
+        "                )\n",
+    ),
+)
+
+VERSIONS: dict[str, Shape] = {
+    "before": Shape(tree="before", fix=()),
+    "A": SHAPES["pinned"],
+    "B": SHAPES["B"],
+    "C": SHAPES["C"],
+    "E": Shape(tree="coordinator", manager=_DISPATCH_GATE, fix=()),
+    "F": Shape(tree="coordinator", made=_RETIRES, manager=_DISPATCH_GATE, fix=()),
+    "D": Shape(
+        tree="coordinator",
+        made=(*_RETIRES, *_SUSPENDS),
+        manager=(*_DISPATCH_GATE, *_NAMED_HOLDERS),
+        fix=(),
+    ),
+    "N": Shape(tree="nightly", manager=(*_DISPATCH_GATE, *_NAMED_HOLDERS), fix=()),
+    "A's controller, D's manager": Shape(manager=(*_DISPATCH_GATE, *_NAMED_HOLDERS)),
+    "D's controller, A's manager": Shape(tree="coordinator", made=(*_RETIRES, *_SUSPENDS), fix=()),
+}
+"""By name: every NeMo RL that is known, and two that were put together from two of them."""
