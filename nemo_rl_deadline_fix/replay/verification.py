@@ -13,7 +13,7 @@ from typing import Any
 from nemo_rl_deadline_fix import installing, targets
 from nemo_rl_deadline_fix.errors import DeadlineFixError, UnsupportedTargetError
 from nemo_rl_deadline_fix.installing import State
-from nemo_rl_deadline_fix.registry import logger
+from nemo_rl_deadline_fix.observing import logger
 from nemo_rl_deadline_fix.replay import subjects
 from nemo_rl_deadline_fix.replay.clock import VirtualTime
 from nemo_rl_deadline_fix.replay.parameters import Parameters
@@ -55,7 +55,7 @@ def of_installed(parameters: Parameters) -> Verification:
     installing.uninstall()
     state = installing.status()
     if state.state is State.NOT_APPLICABLE:
-        found = state.targets[0].detail
+        found = state.detail
         return Verification("installed", str(controller.__file__), (), parameters, found=found)
     with installed_subject() as subject:
         before, after = _play(subject, parameters), None
