@@ -278,9 +278,12 @@ def _forget_exports(actors: list[_Actor]) -> bool:
 
 def _runs_the_controller() -> bool:
     """Whether this process is a controller actor's, as Ray says; without Ray it is none."""
+    ray = sys.modules.get("ray")
     try:
-        context = sys.modules["ray"].get_runtime_context()
-        return repr(context.current_actor).startswith(f"Actor({CONTROLLER_CLASS},")
+        # Asked first, because Ray would start a cluster to be able to answer the other question.
+        if ray is None or not ray.is_initialized():
+            return False
+        return repr(ray.get_runtime_context().current_actor).startswith(f"Actor({CONTROLLER_CLASS},")
     except Exception:
         return False
 

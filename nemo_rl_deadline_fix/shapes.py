@@ -70,7 +70,7 @@ def classify(controller: type, registry: type | None, around: Iterable[str] = ()
     prepare = inspect.getattr_static(controller, PREPARE, None)
     if prepare is None:
         return _without_prepare(uses, sorted(used.union(around)), registry)
-    if not isinstance(prepare, FunctionType) or not inspect.iscoroutinefunction(prepare):
+    if type(prepare) is not FunctionType or not inspect.iscoroutinefunction(prepare):
         return _unsupported(f"{PREPARE} is not a plain async method but a {type(prepare).__name__}")
     if GATE not in used:
         return _unsupported(f"{CONTROLLER_CLASS} has no {GATE}")
