@@ -141,9 +141,7 @@ class Participant:
             raise RuntimeError(f"Gym has no completed reply of try {index}")
         del self._live[index]
         self._acknowledged.add(index)
-        self._record(
-            self._who, f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index
-        )
+        self._record(self._who, f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
 
     def state(self, index: int) -> str:
         """State of a try by its word; "not started" before it has one, "acknowledged" after the last."""

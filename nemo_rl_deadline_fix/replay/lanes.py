@@ -1,7 +1,4 @@
-"""A replay as lanes of spans and captions: what the picture shows, before anything is drawn.
-
-Everything here comes from a replay's events, snapshots and attempts; nothing is known of the story.
-"""
+"""A replay as lanes of spans and captions: what the picture shows, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nemo_rl_deadline_fix.replay.events import Kind
-from nemo_rl_deadline_fix.replay.records import Attempt, Replay
-from nemo_rl_deadline_fix.replay.report import Verdict, Verification
+from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay
+from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 
 
-class Look(StrEnum):
+class SpanKind(StrEnum):
     """What a span shows; the values are the words of the picture's legend."""
 
     CLOSED = "admission closed"
@@ -26,7 +22,7 @@ class Look(StrEnum):
     KEPT = "reply kept until ACKed"
     PREPARED = "ready, is saved"
     NOT_READY = "not ready"
-    LEFT = "budget left"
+    BUDGET = "budget left"
     STOPPED = "clock stopped"
 
 
@@ -37,14 +33,14 @@ class Span:
     Attributes:
         begin: When it begins.
         end: When it ends; None for what is never over.
-        look: What it is.
-        left: Where this is a stopped clock: the seconds left of the budget.
+        kind: What it is.
+        budget_left: Where this is a stopped clock: the seconds left.
     """
 
     begin: float
     end: float | None
-    look: Look
-    left: float | None = None
+    kind: SpanKind
+    budget_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,21 +107,19 @@ def seconds(value: float) -> str:
 
 def panels(verification: Verification) -> tuple[Panel, ...]:
     """What there is to show: the code as it is and, unless it has the fix itself, with the fix."""
-    runs = [run for run in (verification.before, verification.after) if run is not None]
-    tries = max((len(run.attempts) for run in runs), default=0)
-    titles = [("before", "Before, the code as it is"), ("after", "After, with the fix")]
-    if verification.verdict is Verdict.ALREADY_FIXED:
-        titles = [("before", "The code as it is, which has the fix")]
-    elif len(runs) == 1:
-        titles = [("before", "The code as it is")]
+    tries = max((len(run.attempts) for run in verification.runs.values()), default=0)
+    titles = {Form.AS_IS: "Before, the code as it is", Form.CLOCKS: "After, with the fix"}
+    if len(verification.runs) == 1:
+        fixed = verification.verdict is Verdict.ALREADY_FIXED
+        titles = {Form.AS_IS: f"The code as it is{', which has the fix' if fixed else ''}"}
     budget = verification.parameters.budget
     return tuple(
-        _panel(run, name, title, budget, tries) for run, (name, title) in zip(runs, titles, strict=True)
+        _panel(run, form.value, titles[form], budget, tries) for form, run in verification.runs.items()
     )
 
 
 def _panel(run: Replay, name: str, title: str, budget: float, tries: int) -> Panel:
-    closed = tuple(_pairs(run, Kind.ADMISSION_CLOSES, {Kind.ADMISSION_REOPENS}))
+    closed = tuple(_pairs(run, EventKind.ADMISSION_CLOSES, {EventKind.ADMISSION_REOPENS}))
     bad, outcome = _outcome(run)
     lanes = [
         _snapshots(run),
@@ -154,7 +148,7 @@ def _outcome(run: Replay) -> tuple[bool, str]:
 def _snapshots(run: Replay) -> Lane:
     spans, captions = [], []
     for number, snapshot in enumerate(run.snapshots, 1):
-        spans.append(Span(snapshot.at, snapshot.ended_at, Look.SNAPSHOT))
+        spans.append(Span(snapshot.at, snapshot.ended_at, SpanKind.SNAPSHOT))
         bad = snapshot.outcome != "committed"
         text = f"snapshot {number} {'fails' if bad else 'committed'} {seconds(snapshot.ended_at)}"
         captions.append(Caption(snapshot.at, snapshot.ended_at, text, bad, inside=True))
@@ -174,7 +168,7 @@ def _reading(run: Replay, index: int) -> Lane:
         text = f"reply {seconds(attempt.at)}, reward {attempt.reward:g}"
     return Lane(
         name,
-        (Span(begin, attempt.at, Look.READING),),
+        (Span(begin, attempt.at, SpanKind.READING),),
         (Caption(begin, attempt.at, text, bad),),
         crosses=(attempt.at,) if bad else (),
     )
@@ -183,24 +177,24 @@ def _reading(run: Replay, index: int) -> Lane:
 def _running(run: Replay, attempt: Attempt) -> Lane:
     index = attempt.index
     spans = [
-        Span(begin, end, look)
-        for look, opens, closes in (
-            (Look.WAITING, Kind.RUN_WAITS, {Kind.RUN_STARTS}),
-            (Look.RUNNING, Kind.RUN_STARTS, {Kind.RUN_PARKED, Kind.RUN_FINISHES}),
-            (Look.PARKED, Kind.RUN_PARKED, {Kind.RUN_RESUMES}),
-            (Look.RUNNING, Kind.RUN_RESUMES, {Kind.RUN_PARKED, Kind.RUN_FINISHES}),
-            (Look.KEPT, Kind.RUN_FINISHES, {Kind.RUN_ACKED}),
+        Span(begin, end, kind)
+        for kind, opens, closes in (
+            (SpanKind.WAITING, EventKind.RUN_WAITS, {EventKind.RUN_STARTS}),
+            (SpanKind.RUNNING, EventKind.RUN_STARTS, {EventKind.RUN_PARKED, EventKind.RUN_FINISHES}),
+            (SpanKind.PARKED, EventKind.RUN_PARKED, {EventKind.RUN_RESUMES}),
+            (SpanKind.RUNNING, EventKind.RUN_RESUMES, {EventKind.RUN_PARKED, EventKind.RUN_FINISHES}),
+            (SpanKind.KEPT, EventKind.RUN_FINISHES, {EventKind.RUN_ACKED}),
         )
         for begin, end in _pairs(run, opens, closes, index)
         if begin != end
     ]
     captions = []
     for span in spans:
-        if span.look is Look.PARKED:
+        if span.kind is SpanKind.PARKED:
             captions.append(Caption(span.begin, span.end, f"parked {_from_to(span)}"))
-        elif span.look is Look.WAITING:
+        elif span.kind is SpanKind.WAITING:
             captions.append(Caption(span.begin, span.end, f"held back {_from_to(span)}"))
-    for begin, end in _pairs(run, Kind.RUN_FINISHES, {Kind.RUN_ACKED}, index):
+    for begin, end in _pairs(run, EventKind.RUN_FINISHES, {EventKind.RUN_ACKED}, index):
         text = f"finished {seconds(begin)}, "
         if end is None:
             text += "reply never read and never ACKed"
@@ -214,14 +208,16 @@ def _prepare(run: Replay, closed: tuple[tuple[float, float | None], ...]) -> Lan
     spans, captions = [], []
     for (begin, end), snapshot in zip(closed, run.snapshots, strict=False):
         if snapshot.ready_to_commit:
-            ready = _first(run, {Kind.PREPARE_READY}, begin)
-            spans += [Span(begin, ready, Look.RUNNING), Span(ready, end, Look.PREPARED)]
+            # Each shard says it; the last one counts.
+            events = [event.at for event in run.events if event.kind is EventKind.PREPARE_READY]
+            ready = max((at for at in events if begin <= at and (end is None or at <= end)), default=begin)
+            spans += [Span(begin, ready, SpanKind.RUNNING), Span(ready, end, SpanKind.PREPARED)]
             text = f"parked={snapshot.parked}"
             if not snapshot.parked:
                 text = f"completed_unacknowledged={snapshot.completed_unacknowledged}"
             captions.append(Caption(begin, end, f"ready {seconds(ready)}, {text}", inside=True))
         else:
-            spans.append(Span(begin, end, Look.NOT_READY))
+            spans.append(Span(begin, end, SpanKind.NOT_READY))
             kept = snapshot.completed_unacknowledged
             why = f"completed_unacknowledged={kept}" if kept else "a try still running"
             text = f"{why} for {seconds(snapshot.ended_at - begin)}"
@@ -235,14 +231,14 @@ def _clock(run: Replay, budget: float) -> Lane:
         curve, stops = _budget(run, attempt, budget)
         curves.append(curve)
         for stop in stops:
-            text = f"stopped {_from_to(stop)} with {seconds(stop.left or 0)} left"
+            text = f"stopped {_from_to(stop)} with {seconds(stop.budget_left or 0)} left"
             captions.append(Caption(stop.begin, stop.end, text))
         spans += stops
         captions += _running_while_parked(run, attempt, stops)
     captions += [
         Caption(event.at, event.at, f"{event.what} {seconds(event.at)}")
         for event in run.events
-        if event.kind is Kind.OVERLAP
+        if event.kind is EventKind.OVERLAP
     ]
     crosses = tuple(attempt.at for attempt in run.attempts if attempt.outcome == "timeout")
     return Lane("clock, budget left", tuple(spans), tuple(captions), tuple(curves), crosses)
@@ -254,20 +250,20 @@ def _budget(
     """What is left of a try's budget wherever its clock stops or runs again, and the stops."""
     begin = _begin(run, attempt.index)
     points, stops = [(begin, budget)], []
-    for stop, runs_again in _pairs(run, Kind.CLOCK_STOPS, {Kind.CLOCK_RUNS}):
+    for stop, runs_again in _pairs(run, EventKind.CLOCK_STOPS, {EventKind.CLOCK_RUNS}):
         if begin <= stop <= attempt.at:
             at, left = points[-1]
             left -= stop - at
             until = attempt.at if runs_again is None else min(runs_again, attempt.at)
             points += [(stop, left), (until, left)]
-            stops.append(Span(stop, until, Look.STOPPED, left))
+            stops.append(Span(stop, until, SpanKind.STOPPED, left))
     at, left = points[-1]
     points.append((attempt.at, max(0.0, left - (attempt.at - at))))
     return tuple(points), stops
 
 
 def _running_while_parked(run: Replay, attempt: Attempt, stopped: list[Span]) -> Iterator[Caption]:
-    for begin, end in _pairs(run, Kind.RUN_PARKED, {Kind.RUN_RESUMES}, attempt.index):
+    for begin, end in _pairs(run, EventKind.RUN_PARKED, {EventKind.RUN_RESUMES}, attempt.index):
         until = attempt.at if end is None else min(end, attempt.at)
         if begin < until and not any(span.begin <= begin < (span.end or begin) for span in stopped):
             yield Caption(begin, until, f"runs on while try {attempt.index} is parked", bad=True)
@@ -278,15 +274,11 @@ def _from_to(span: Span) -> str:
 
 
 def _begin(run: Replay, index: int) -> float:
-    return next(e.at for e in run.events if e.kind is Kind.TRY_STARTS and e.number == index)
-
-
-def _first(run: Replay, kinds: set[Kind], since: float) -> float:
-    return next((e.at for e in run.events if e.kind in kinds and e.at >= since), since)
+    return next(e.at for e in run.events if e.kind is EventKind.TRY_STARTS and e.number == index)
 
 
 def _pairs(
-    run: Replay, opens: Kind, closes: set[Kind], number: int | None = None
+    run: Replay, opens: EventKind, closes: set[EventKind], number: int | None = None
 ) -> Iterator[tuple[float, float | None]]:
     """From each event of one kind to the next of some others, of the same try."""
     begin: float | None = None

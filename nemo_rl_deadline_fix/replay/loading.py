@@ -30,7 +30,9 @@ _MORE_METHODS = ("_abort_prepared_gym_checkpoint",)
 _HARMLESS = frozenset(
     "asyncio collections contextlib dataclasses functools itertools math threading time typing uuid".split()
 )
-_UNUSED_BUILTINS = frozenset({"breakpoint", "compile", "eval", "exec", "exit", "input", "open", "print", "quit"})
+_UNUSED_BUILTINS = frozenset(
+    {"breakpoint", "compile", "eval", "exec", "exit", "input", "open", "print", "quit"}
+)
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -180,9 +182,9 @@ class Source:
         return world
 
     def initialise(self) -> Callable[[Any, Any], None]:
-        """What the controller's own `__init__` does by itself: constants, events, locks, containers, settings.
+        """What the controller's own `__init__` does by itself: constants, events, locks, containers, config.
 
-        Its top-level assignments are executed in order. What needs a cluster is left out, and what needs that.
+        Its top-level assignments are executed in order. One that needs a cluster is left out.
         """
         usable = set(dir(builtins)) - _UNUSED_BUILTINS
         world: dict[str, Any] = {"__name__": self.path.stem}
@@ -234,7 +236,7 @@ def stand_in(name: str) -> type[Any]:
 
 class _StandIn(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """As a check or a conversion that has nothing to do; as a result, with the fields that it is given."""
+        """As a check or a conversion with nothing to do; as a result, with the fields that it is given."""
         if args and not isinstance(args[0], str | float | int | None):
             return args[0]
         return _Answer(**kwargs)

@@ -61,7 +61,9 @@ class Parameters:
             if value is not None and not 0 < value <= longest:
                 # Also where it is no number at all, which compares to nothing.
                 limit = "a number of seconds above 0"
-                raise _impossible(name, value, f"at most {longest:,.0f} seconds" if value > longest else limit)
+                raise _impossible(
+                    name, value, f"at most {longest:,.0f} seconds" if value > longest else limit
+                )
         if self.second_at < self.snapshot_at + self.snapshot_for:
             over = f"at least {self.snapshot_at + self.snapshot_for:g}, when the first snapshot is over"
             raise _impossible("second_at", self.second_at, over)

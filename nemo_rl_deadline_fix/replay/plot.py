@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import secrets
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.replay.report import Verification
+from nemo_rl_deadline_fix.replay.verdict import Verification
 
 SUFFIXES = (".svg", ".png")
 
@@ -31,15 +32,16 @@ def check(path: Path) -> None:
             advice="name the picture accordingly",
         )
     try:
-        import matplotlib.figure  # noqa: F401
+        _import_matplotlib()
     except Exception as error:
-        # A broken installation raises all sorts of things.
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        # A broken installation raises all sorts of things, and so does a settings file.
+        found, advice = f"{type(error).__name__}: {error}", "mend what `python -m matplotlib` complains of"
+        if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+            found, advice = "no matplotlib", "pip install 'nemo-rl-deadline-fix[plot]'"
+        elif isinstance(error, UnicodeDecodeError):
+            found, advice = "a matplotlibrc that is not UTF-8", "mend it, or run this in another folder"
         raise InvalidInputError(
-            "--plot needs matplotlib",
-            found="no matplotlib" if missing else f"{type(error).__name__}: {error}",
-            supported="matplotlib 3.8 or newer",
-            advice="pip install 'nemo-rl-deadline-fix[plot]'",
+            "--plot needs matplotlib", found=found, supported="matplotlib 3.8 or newer", advice=advice
         ) from error
     with _beside(path):
         pass
@@ -56,10 +58,10 @@ def plot(verification: Verification, path: Path) -> None:
         InvalidInputError: As `check`, or nothing was replayed.
     """
     check(path)
-    if verification.before is None:
+    if not verification.runs:
         raise InvalidInputError(
             f"there is nothing to draw in {path}",
-            found=verification.found or "no replay",
+            found=verification.detail or "no replay",
             advice="leave out --plot, or verify another target",
         )
     picture = _render(verification, path.suffix.lower()[1:])
@@ -67,6 +69,18 @@ def plot(verification: Verification, path: Path) -> None:
         file.write(picture)
         file.close()
         Path(file.name).replace(target)
+
+
+def _import_matplotlib() -> None:
+    """Import it as if nobody had set it up: a picture in a file needs no backend and no settings."""
+    before = os.environ.pop("MPLBACKEND", None)
+    logging.disable(logging.WARNING)
+    try:
+        import matplotlib.figure  # noqa: F401
+    finally:
+        logging.disable(logging.NOTSET)
+        if before is not None:
+            os.environ["MPLBACKEND"] = before
 
 
 def _render(verification: Verification, kind: str) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
+from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import clock
 from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
 from nemo_rl_deadline_fix.replay.clock import now
@@ -157,6 +158,12 @@ class Simulation:
         else:
             outcome, error = "committed", ""
             self.record("RL", f"snapshot {number} committed", EventKind.SNAPSHOT_COMMITTED, number)
+        if 0 < len(self._reports) < self._parameters.shards:
+            raise InvalidInputError(
+                f"cannot simulate --shards {self._parameters.shards}",
+                found="code that asks one Gym actor",
+                advice="leave --shards out",
+            )
         parked = sum(report.parked for report in self._reports)
         kept = sum(report.completed_unacknowledged for report in self._reports)
         self._snapshots.append(
@@ -209,7 +216,7 @@ class Simulation:
 
 
 async def finish_pending(controller: Any) -> None:
-    """What a turn of NeMo RL's snapshot loop begins with: a pending abort, then a pending release, each under its id.
+    """What a turn of NeMo RL's snapshot loop begins with: a pending abort, then a pending release, by its id.
 
     Args:
         controller: The controller; versions that keep no pending aborts have no such attribute.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.replay import rl
 from nemo_rl_deadline_fix.wrapping import patch
@@ -34,7 +36,7 @@ class Subject:
         manager: A class with the two forwards.
         controller: A class with the snapshot's methods.
         pending_release: Makes a pending release of (id, path, trainer anchored).
-        initialise: Does to a bare controller, given the config, what its own `__init__` does without a cluster.
+        initialise: Does to a bare controller, given a config, what its own `__init__` does without cluster.
     """
 
     kind: str
@@ -64,6 +66,28 @@ def embedded() -> Subject:
         initialise=lambda controller, config: rl.SingleControllerActor.__init__(
             controller, None, None, config.rollout_checkpointing.gym.prepare_timeout_s
         ),
+    )
+
+
+def installed(controller: ModuleType, manager: ModuleType, initialise: Callable[[Any, Any], None]) -> Subject:
+    """The classes of an imported NeMo RL; `install()` puts the fix on them.
+
+    Raises:
+        AttributeError: It has another layout.
+    """
+    actor = getattr(controller, targets.CONTROLLER_CLASS)
+    metadata = getattr(actor, "__ray_metadata__", None)
+    return Subject(
+        kind="installed",
+        path=str(controller.__file__),
+        files=(),
+        registry=getattr(manager, targets.REGISTRY_CLASS),
+        deadline=getattr(manager, targets.DEADLINE_CLASS),
+        timeout=getattr(manager, targets.TIMEOUT_CLASS),
+        manager=getattr(manager, targets.MANAGER_CLASS),
+        controller=getattr(metadata, "modified_class", actor),
+        pending_release=controller._PendingGymCheckpointRelease,
+        initialise=initialise,
     )
 
 
