@@ -120,16 +120,16 @@ def test_people_read_timelines_outcomes_in_words_a_summary_and_a_verdict(
     assert (code, err) == (0, "")
     before, _, after = out.partition("after: with the fix")
     for line in (
-        " 180.0  RL try 0     deadline fires while parked: RL stops reading",
-        " 750.0  RL           snapshot 2 failed: TimeoutError",
+        "180.0  RL try 0     deadline fires while parked: RL stops reading",
+        "750.0  RL           snapshot 2 failed: TimeoutError",
         "prepare: ready, 1 parked, RL's clocks running",
         "RL outcome: timed out after 180 s while parked",
         "next prepare: not ready, 1 finished but not ACKed",
     ):
         assert line in before.splitlines()
     for line in (
-        " 150.0  clock        stops with 30 s left",
-        " 210.0  clock        runs again until 240",
+        "150.0  clock        stops with 30 s left",
+        "210.0  clock        runs again until 240",
         "prepare: ready, 1 parked, RL's clocks stopped",
         "RL outcome: reply with reward 1",
         "Gym runs: 1 started, 1 finished",
@@ -140,7 +140,7 @@ def test_people_read_timelines_outcomes_in_words_a_summary_and_a_verdict(
     assert out.splitlines()[-1] == FIXED
 
 
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", [80, 50])
 def test_no_line_is_wider_than_the_terminal_or_ends_in_blanks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
 ) -> None:
@@ -154,10 +154,9 @@ def test_no_line_is_wider_than_the_terminal_or_ends_in_blanks(
     for line in out.splitlines():
         assert line == line.rstrip()
         assert len(line) <= columns or len(line.split()) == 1, line
-        assert " RL" not in line[:7]
 
 
-@pytest.mark.parametrize(("no_color", "coloured"), [("", False), (None, True)])
+@pytest.mark.parametrize(("no_color", "coloured"), [("1", False), (None, True)])
 def test_a_terminal_gets_colours(
     capsys: pytest.CaptureFixture[str],
     mocker: MockerFixture,
@@ -173,18 +172,18 @@ def test_a_terminal_gets_colours(
 
     _, out, _ = run(capsys)
 
-    assert ("\x1b[31m 180.0  RL try 0     deadline fires" in out) is coloured
+    assert ("\x1b[31m180.0  RL try 0     deadline fires" in out) is coloured
     assert ("\x1b[" in out) is coloured
 
 
 def test_a_terminal_that_cannot_show_the_path_is_no_traceback(tmp_path: Path) -> None:
     """What the encoding lacks is escaped, and the exit code is the verdict's."""
-    make_tree(tmp_path / "café ✓")
+    make_tree(tmp_path / "café-✓")
 
-    done = spawn("verify", "--rl", str(tmp_path / "café ✓"), PYTHONIOENCODING="latin-1", COLUMNS="40")
+    done = spawn("verify", "--rl", str(tmp_path / "café-✓"), PYTHONIOENCODING="latin-1", COLUMNS="40")
 
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"caf\xe9 \\u2713" in done.stdout
+    assert b"caf\xe9-\\u2713" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,8 @@ def test_a_later_version_is_simulated_with_the_attributes_of_its_own_init(
 
     code, out, err = run(capsys, "--rl", tree)
 
-    assert (code, err, out.splitlines()[-1]) == (0, "", FIXED)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == FIXED
     assert "printed" not in out
     assert not Path("written").exists()
 
@@ -430,7 +430,7 @@ _BY_HAND = Shape(
 
 @pytest.mark.parametrize(
     ("overlap", "verdict"),
-    [("none", "already_fixed"), ("sync", "still_stalls"), ("training", "still_stalls")],
+    [("none", "already_fixed"), ("sync", "still_stalls"), ("training", "already_fixed")],
 )
 def test_a_fix_made_by_hand_is_judged_by_what_it_does(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, overlap: str, verdict: str
@@ -482,7 +482,7 @@ def test_a_version_without_the_gate_is_judged_by_what_check_finds(
 
     assert (exit_code, found["verdict"], found["before"]) == (code, verdict, None)
     assert said in found["message"]
-    assert f"{found['message']}\n" in run(capsys, "--rl", tree)[1].replace("\n", " ") + "\n" or True
+    assert " ".join(run(capsys, "--rl", tree)[1].split()).endswith(" ".join(found["message"].split()))
 
 
 def test_numbers_under_which_nothing_stalls_decide_nothing(

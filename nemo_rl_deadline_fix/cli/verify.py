@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nemo_rl_deadline_fix.cli.printing import print_json, printable, say
+from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show, show_table
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import report, verifying
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
-from nemo_rl_deadline_fix.replay.verdict import EXIT_CODES, Verification
+from nemo_rl_deadline_fix.replay.records import Replay
+from nemo_rl_deadline_fix.replay.verdict import EXIT_CODES, Form, Verification
 
 DEFAULTS = Parameters()
+_TITLES = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
 
 
 def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -101,7 +100,26 @@ def verify(
 
 
 def _print(result: Verification) -> None:
-    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for text, colour, bold in report.lines(result, shutil.get_terminal_size().columns):
-        text = printable(text)
-        print(click.style(text, fg=colour or None, bold=bold or None) if coloured else text)
+    show(f"Target: {printable(report.target(result))}", "bold", later="")
+    for file in result.files:
+        ranges = ", ".join(f"{first}-{last}" if first < last else f"{first}" for first, last in file.lines)
+        show(f"ran {printable(file.path)}: {ranges}", first="  ", later=" " * 6)
+    for form, run in result.runs.items():
+        show()
+        show(_TITLES[form] if len(result.runs) > 1 else "as the code is", "bold")
+        _print_run(run)
+    if len(result.runs) > 1:
+        show()
+        show_table(report.summary(result))
+    if result.runs:
+        show()
+    colour = ("green", "red", "yellow")[EXIT_CODES[result.verdict]]
+    show(printable(result.sentence), f"bold {colour}", later="")
+
+
+def _print_run(run: Replay) -> None:
+    rows = [("t (s)", "who", "what")]
+    rows += [(f"{event.at:.1f}", event.who, event.what) for event in run.events]
+    show_table(rows, [report.COLOURS.get(event.kind, "") for event in run.events], right=0)
+    for line in report.outcome(run):
+        show(line)

@@ -194,7 +194,8 @@ class Source:
                 usable.add(name)
         _execute(_steps(self.tree.body, usable, self.path), world)
         init = self.methods(targets.CONTROLLER_CLASS).get("__init__")
-        steps = _steps(init.body if init else [], usable | {"self", "master_config"}, self.path)
+        usable |= {"self", "master_config"}
+        steps = _steps(init.body if init else [], usable, self.path)
         return lambda controller, config: _execute(
             steps, {**world, "self": controller, "master_config": config}
         )
@@ -271,8 +272,8 @@ def _timeout_class(root: Path) -> type[BaseException]:
 
 
 def _steps(nodes: Iterable[ast.stmt], usable: set[str], path: Path) -> list[CodeType]:
-    """The assignments, and the calls on an attribute of self, that use nothing but usable names, in order."""
-    usable, steps = set(usable), []
+    """The assignments and calls on attributes that use nothing but usable names, which they add to."""
+    steps = []
     for node in nodes:
         if not _loaded(node) <= usable:
             continue

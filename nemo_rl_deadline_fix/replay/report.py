@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay
-from nemo_rl_deadline_fix.replay.verdict import EXIT_CODES, Form, Verdict, Verification
+from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 
-_TITLES = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
-_COLOURS = {
+COLOURS = {
     EventKind.DEADLINE_FIRES: "red",
     EventKind.SNAPSHOT_FAILED: "red",
     EventKind.PREPARE_GIVES_UP: "red",
     EventKind.REPLY_READ: "green",
     EventKind.SNAPSHOT_COMMITTED: "green",
 }
+"""Events that stand out in a timeline."""
 
 
-class Line(NamedTuple):
-    """One line of text, with a colour's name or "" for the terminal's own."""
+def target(verification: Verification) -> str:
+    """What was simulated."""
+    if verification.kind == "embedded":
+        return "the embedded model, our own code of NeMo RL's shape with its defect"
+    return f"{verification.kind} {verification.path}"
 
-    text: str
-    colour: str = ""
-    bold: bool = False
+
+def outcome(run: Replay) -> Iterator[str]:
+    """What the reviewer's scratch run printed, in words, line by line."""
+    first, last = run.snapshots[0], run.snapshots[-1]
+    clocks = "stopped" if first.deadlines_suspended else "running"
+    yield f"prepare: {_ready(first.ready_to_commit)}, {first.parked} parked, RL's clocks {clocks}"
+    yield f"RL outcome: {rl_outcome(run.attempts[0])}"
+    yield f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished"
+    kept = last.completed_unacknowledged
+    yield f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed"
 
 
-def lines(verification: Verification, width: int) -> Iterator[Line]:
-    """The verification for people: the target, each form's timeline and outcome, the verdict.
+def rl_outcome(attempt: Attempt) -> str:
+    """How a try ended for RL."""
+    if attempt.outcome == "timeout":
+        return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
+    return f"reply with reward {attempt.reward:g}"
 
-    Args:
-        verification: What was found.
-        width: Columns; only a word that is longer makes a line longer.
-    """
-    yield from _target(verification, width)
-    alone = len(verification.runs) == 1
+
+def summary(verification: Verification) -> list[tuple[str, str, str]]:
+    """One row for each form, after a heading."""
+    rows = [("", "snapshots saved", "RL outcome of try 0")]
     for form, run in verification.runs.items():
-        yield Line("")
-        yield Line("as the code is" if alone else _TITLES[form], bold=True)
-        yield from _timeline(run, width)
-        for text in _outcome(run):
-            yield from _wrapped(text, width)
-    if verification.runs:
-        yield Line("")
-    if not alone and verification.runs:
-        yield from _summary(verification, width)
-        yield Line("")
-    colour = ("green", "red", "yellow")[EXIT_CODES[verification.verdict]]
-    for line in _wrapped(verification.sentence, width):
-        yield line._replace(colour=colour, bold=True)
+        saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
+        rows.append((form.value, f"{saved} of {len(run.snapshots)}", rl_outcome(run.attempts[0])))
+    return rows
 
 
 def as_json(verification: Verification) -> dict[str, Any]:
@@ -103,64 +103,5 @@ def _scratch_run(run: Replay) -> list[str]:
     ]
 
 
-def _target(verification: Verification, width: int) -> Iterator[Line]:
-    about = f"{verification.kind} {verification.path}"
-    if verification.kind == "embedded":
-        about = "the embedded model, our own code of NeMo RL's shape with its defect"
-    for line in _wrapped(f"Target: {about}", width):
-        yield line._replace(bold=True)
-    for file in verification.files:
-        ranges = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in file.lines)
-        yield from _wrapped(f"  ran {file.path}: {ranges}", width, " " * 6)
-
-
-def _timeline(run: Replay, width: int) -> Iterator[Line]:
-    column = max(len(event.who) for event in run.events)
-    yield Line(f" t (s)  {'who':{column}}  what", bold=True)
-    for event in run.events:
-        text = f"{event.at:6.1f}  {event.who:{column}}  {event.what}"
-        for line in _wrapped(text, width, " " * (column + 10)):
-            yield line._replace(colour=_COLOURS.get(event.kind, ""))
-
-
-def _outcome(run: Replay) -> Iterator[str]:
-    first, last = run.snapshots[0], run.snapshots[-1]
-    ready = "ready" if first.ready_to_commit else "not ready"
-    clocks = "stopped" if first.deadlines_suspended else "running"
-    yield f"prepare: {ready}, {first.parked} parked, RL's clocks {clocks}"
-    yield f"RL outcome: {_attempt(run.attempts[0])}"
-    yield f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished"
-    ready = "ready" if last.ready_to_commit else "not ready"
-    yield f"next prepare: {ready}, {last.completed_unacknowledged} finished but not ACKed"
-
-
-def _summary(verification: Verification, width: int) -> Iterator[Line]:
-    yield Line(f"{'':6}  {'snapshots saved':15}  RL outcome of try 0", bold=True)
-    for form, run in verification.runs.items():
-        saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
-        text = f"{form.value:6}  {f'{saved} of {len(run.snapshots)}':15}  {_attempt(run.attempts[0])}"
-        yield from _wrapped(text, width, " " * 25)
-
-
-def _attempt(attempt: Attempt) -> str:
-    if attempt.outcome == "timeout":
-        return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
-    return f"reply with reward {attempt.reward:g}"
-
-
-def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
-    """A text in lines that break at words; what follows the first is indented."""
-    if len(text) <= width:
-        yield Line(text)
-        return
-    # Only the blanks at which a line breaks may go: those in front are a column.
-    for line in textwrap.wrap(
-        text,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        expand_tabs=False,
-        replace_whitespace=False,
-    ):
-        yield Line(line)
+def _ready(ready_to_commit: bool) -> str:
+    return "ready" if ready_to_commit else "not ready"
