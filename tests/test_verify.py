@@ -396,6 +396,7 @@ def test_a_decorated_method_in_a_tree_of_just_the_two_files_is_simulated(
         (tmp_path / name).write_bytes((PINNED / name).read_bytes())
     method = "    async def _prepare_and_commit_gym_checkpoint("
     replace(tmp_path / CONTROLLER, method, f'    @traced("snapshot")\n{method}')
+    replace(tmp_path / CONTROLLER, "import ray\n", "import ray\nfrom nemo_rl.utils.tracing import traced\n")
 
     code, found = verify_json(capsys, "--rl", tmp_path)
 
@@ -489,8 +490,10 @@ def test_numbers_under_which_nothing_stalls_decide_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Without a stall before there is nothing to show: exit code 2, on fixed code as well."""
-    for target in ([], ["--rl", applied_tree(tmp_path)]):
-        code, found = verify_json(capsys, "--budget", "900", *target)
+    embedded = verify_json(capsys, "--budget", "900")
+    fixed = verify_json(capsys, "--budget", "900", "--rl", applied_tree(tmp_path))
+
+    for code, found in (embedded, fixed):
         assert (code, found["verdict"], found["stall_reproduced"]) == (2, "undecided", False)
 
 

@@ -1,16 +1,18 @@
 """Run the real classes of a NeMo RL checkout without importing it.
 
-The classes and methods that a simulation needs are cut out of the source files and executed with light
-stand-ins for what they import. So no torch, no GPU and no NeMo RL installation is needed, and nothing of the
-checkout is changed. What runs is the checkout's own code: run this on code you trust.
+Its files are executed statement by statement in a world of their own, in which everything outside of the
+standard library is stood in for. So no torch, no GPU and no NeMo RL installation is needed, and nothing of
+the checkout is changed. What runs is the checkout's own code: run this on code you trust.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
@@ -21,25 +23,19 @@ from nemo_rl_deadline_fix.replay.building import GIVEN
 from nemo_rl_deadline_fix.replay.clock import VirtualTime
 from nemo_rl_deadline_fix.replay.subjects import SourceFile, Subject, cannot_simulate
 
-_PENDING_RELEASE = "_PendingGymCheckpointRelease"
 _METHODS = (targets.PREPARE, targets.RELEASE, targets.RELEASE_COMMITTED)
-# What NeMo RL's loop calls besides, in the versions that have it.
-_MORE_METHODS = ("_abort_prepared_gym_checkpoint",)
+_FORWARDS = (targets.SUSPEND, targets.RESUME)
 
-# An `__init__` may use these without doing anything to the machine.
+# What an `__init__` may use: nothing of it touches the machine.
 _HARMLESS = frozenset(
-    "asyncio collections contextlib dataclasses functools itertools math threading time typing uuid".split()
+    "_thread asyncio builtins collections contextlib dataclasses functools itertools math threading typing "
+    "uuid".split()
 )
-_UNUSED_BUILTINS = frozenset(
-    {"breakpoint", "compile", "eval", "exec", "exit", "input", "open", "print", "quit"}
-)
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_NOT_BUILTINS = frozenset({"breakpoint", "compile", "eval", "exec", "exit", "input", "open", "print", "quit"})
 
 
 def load(root: Path, controller: Path, manager: Path) -> Subject:
-    """Cut the classes under test out of a checkout.
+    """Execute the classes under test of a checkout.
 
     Args:
         root: The checkout's root, which the files' paths are given relative to.
@@ -52,29 +48,23 @@ def load(root: Path, controller: Path, manager: Path) -> Subject:
     Raises:
         UnsupportedTargetError: A class or method is missing, or does not run by itself.
     """
-    deadlines = Source(manager)
-    cut = deadlines.closure([targets.REGISTRY_CLASS, targets.DEADLINE_CLASS])
-    forwards = deadlines.members(targets.MANAGER_CLASS, (targets.SUSPEND, targets.RESUME))
-    timeout = _timeout_class(root)
-    behind = deadlines.run([*cut, forwards], {targets.TIMEOUT_CLASS: timeout})
-
-    snapshots = Source(controller)
-    methods = snapshots.members(targets.CONTROLLER_CLASS, _METHODS, _MORE_METHODS)
-    classes = snapshots.closure(_loaded(methods) | {_PENDING_RELEASE}, optional=True)
-    front = snapshots.run([*classes, methods], {})
+    failures = root / targets.FAILURES_FILE
+    timeout: type[BaseException] = type(targets.TIMEOUT_CLASS, (Exception,), {})
+    if failures.is_file():
+        timeout = _World(failures).wanted(targets.TIMEOUT_CLASS)
+    behind = _World(manager, {targets.TIMEOUT_CLASS: timeout})
+    front = _World(controller)
     return Subject(
         kind="checkout",
         path=str(root),
-        files=tuple(
-            SourceFile(str(source.path.relative_to(root)), source.ran) for source in (snapshots, deadlines)
-        ),
-        registry=behind[targets.REGISTRY_CLASS],
-        deadline=behind[targets.DEADLINE_CLASS],
+        registry=behind.wanted(targets.REGISTRY_CLASS),
+        deadline=behind.wanted(targets.DEADLINE_CLASS),
         timeout=timeout,
-        manager=behind[targets.MANAGER_CLASS],
-        controller=front[targets.CONTROLLER_CLASS],
-        pending_release=front.get(_PENDING_RELEASE, _pending_release),
-        initialise=snapshots.initialise(),
+        manager=behind.wanted(targets.MANAGER_CLASS, _FORWARDS),
+        controller=front.wanted(targets.CONTROLLER_CLASS, _METHODS),
+        pending_release=front.wanted("_PendingGymCheckpointRelease"),
+        initialise=initialiser(front.tree, front.names),
+        files=tuple(SourceFile(str(world.path.relative_to(root)), world.ran()) for world in (front, behind)),
     )
 
 
@@ -88,159 +78,149 @@ def stand_ins(controller: ModuleType) -> Iterator[Callable[[Any, Any], None]]:
     Yields:
         What initialises a bare controller, as a checkout's subject has it.
     """
-    source = Source(Path(str(controller.__file__)))
-    methods = source.members(targets.CONTROLLER_CLASS, _METHODS, _MORE_METHODS)
-    used = [methods, *source.closure(_loaded(methods), optional=True)]
-    world = vars(controller)
-    before = {name: world[name] for name in source.stand_ins(used) if not _is_error(world.get(name))}
-    world.update({name: VirtualTime if name == "time" else stand_in(name) for name in before})
+    tree, world = parse(Path(str(controller.__file__))), vars(controller)
+    foreign = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if not _is_stdlib(node.module or "" if isinstance(node, ast.ImportFrom) else alias.name)
+    }
+    before = {
+        name: value
+        for name, value in world.items()
+        if value is time or (name in foreign and not _is_error(value))
+    }
+    world.update({name: VirtualTime if value is time else stand_in(name) for name, value in before.items()})
     try:
-        yield source.initialise()
+        yield initialiser(tree, world)
     finally:
         world.update(before)
 
 
-class Source:
-    """One source file, and what was cut out of it.
+def parse(path: Path) -> ast.Module:
+    """A file's syntax tree.
 
     Raises:
         UnsupportedTargetError: This Python cannot parse it.
     """
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise cannot_simulate(str(path), error) from None
 
-    def __init__(self, path: Path) -> None:
+
+def methods(tree: ast.Module, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The methods of a class by name; none where there is no such class."""
+    return {
+        node.name: node
+        for whole in tree.body
+        if isinstance(whole, ast.ClassDef) and whole.name == name
+        for node in whole.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def initialiser(tree: ast.Module, world: dict[str, Any]) -> Callable[[Any, Any], None]:
+    """What the controller's own `__init__` does by itself: constants, events, locks, containers, config.
+
+    Its top-level assignments are executed in order. One that needs a cluster is left out.
+
+    Args:
+        tree: The controller's file.
+        world: The names that it has, with stand-ins for what is foreign.
+    """
+    usable = {name for name, value in world.items() if _is_harmless(value, world["__name__"])}
+    usable |= {"self", "master_config", *dir(builtins)} - _NOT_BUILTINS
+    init = methods(tree, targets.CONTROLLER_CLASS).get("__init__")
+    steps = []
+    for node in init.body if init else []:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            # Outside of its function an annotation would be evaluated.
+            node = ast.copy_location(ast.Assign([node.target], node.value), node)
+        names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+        stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        counts = isinstance(node, ast.Assign) or _is_call_on_attribute(node)
+        if counts and {name.id for name in names} - stored <= usable:
+            usable |= stored
+            steps.append(_compiled(node, "__init__"))
+
+    def initialise(controller: Any, config: Any) -> None:
+        scope = {**world, "self": controller, "master_config": config}
+        for step in steps:
+            with suppress(Exception):
+                exec(step, scope)
+
+    return initialise
+
+
+class _World:
+    """What one file defines, executed statement by statement: one that fails costs only what it defines."""
+
+    def __init__(self, path: Path, given: dict[str, Any] | None = None) -> None:
         self.path = path
-        try:
-            self.tree = ast.parse(path.read_bytes(), str(path))
-        except (SyntaxError, ValueError) as error:
-            raise cannot_simulate(str(path), error) from None
-        self.top = {name: node for node in self.tree.body for name in _bound(node)}
-        self.ran: tuple[tuple[int, int], ...] = ()
-
-    def methods(self, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-        """The methods of a class by name; none where there is no such class."""
-        whole = self.top.get(name)
-        if not isinstance(whole, ast.ClassDef):
-            return {}
-        return {node.name: node for node in whole.body if isinstance(node, _Function)}
-
-    def closure(self, names: Iterable[str], *, optional: bool = False) -> list[ast.stmt]:
-        """Top-level statements that define the names and what those use in turn, in file order."""
-        pending, found = list(names), set[int]()
-        while pending:
-            name = pending.pop()
-            node = self.top.get(name)
-            if node is None and not optional:
-                raise cannot_simulate(str(self.path), f"no {name} at top level")
-            if node is None or id(node) in found or isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            found.add(id(node))
-            pending.extend(used for used in _loaded(node) if used in self.top)
-        return [node for node in self.tree.body if id(node) in found]
-
-    def members(self, name: str, wanted: Iterable[str], more: Iterable[str] = ()) -> ast.ClassDef:
-        """The class reduced to the wanted methods, more if there are, what those call, and its attributes."""
-        whole, methods = self.top.get(name), self.methods(name)
-        if not isinstance(whole, ast.ClassDef):
-            raise cannot_simulate(str(self.path), f"no class {name}")
-        if missing := [method for method in wanted if method not in methods]:
-            raise cannot_simulate(str(self.path), f"{name} without {' and '.join(missing)}")
-        pending, kept = [*wanted, *(method for method in more if method in methods)], set[str]()
-        while pending:
-            method = pending.pop()
-            if method not in kept and method not in GIVEN:
-                kept.add(method)
-                pending.extend(used for used in _self_attributes(methods[method]) if used in methods)
-        body: list[ast.stmt] = [
-            node
-            for node in whole.body
-            if (isinstance(node, _Function) and node.name in kept)
-            or (isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None)
-        ]
-        return ast.copy_location(ast.ClassDef(name, [], [], body, [], type_params=[]), whole)
-
-    def run(self, nodes: list[ast.stmt], given: dict[str, Any]) -> dict[str, Any]:
-        """Execute the nodes as a module of their own, and keep which lines those were."""
-        made = {name for node in nodes for name in _bound(node)}
-        used = {name for node in nodes for name in _loaded(node)} - made
-        module = ModuleType(self.path.stem)
-        world: dict[str, Any] = module.__dict__
-        world.update({name: self._imported(name) for name in used} | given)
-        future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-        code = ast.fix_missing_locations(ast.Module([future, *nodes], []))
+        self.tree = parse(path)
+        module = ModuleType(path.stem)
+        self.names: dict[str, Any] = module.__dict__
+        self.names["__file__"] = str(path)
+        self.names["__builtins__"] = {**vars(builtins), "__import__": _import}
+        self._failed: dict[str, Exception] = {}
         # Dataclasses look their module up by name.
         sys.modules[module.__name__], before = module, sys.modules.get(module.__name__)
         try:
-            exec(compile(code, str(self.path), "exec"), world)
-        except Exception as error:
-            raise cannot_simulate(str(self.path), error) from error
+            for node in self.tree.body:
+                self._execute(node)
         finally:
-            if before is None:
-                del sys.modules[module.__name__]
-            else:
+            del sys.modules[module.__name__]
+            if before is not None:
                 sys.modules[module.__name__] = before
-        self.ran += tuple(_lines(nodes))
-        return world
+        self.names.update(given or {})
 
-    def initialise(self) -> Callable[[Any, Any], None]:
-        """What the controller's own `__init__` does by itself: constants, events, locks, containers, config.
+    def _execute(self, node: ast.stmt) -> None:
+        # A call would be there for what it does, and that is nothing to be done here.
+        if not isinstance(node, ast.Expr):
+            try:
+                exec(_compiled(node, str(self.path)), self.names)
+            except Exception as error:
+                self._failed[getattr(node, "name", "")] = error
 
-        Its top-level assignments are executed in order. One that needs a cluster is left out.
+    def wanted(self, name: str, wanted: Sequence[str] = ()) -> type[Any]:
+        """A class of the file.
+
+        Raises:
+            UnsupportedTargetError: It is not there, or a wanted method is not.
         """
-        usable = set(dir(builtins)) - _UNUSED_BUILTINS
-        world: dict[str, Any] = {"__name__": self.path.stem}
-        for name, node in self.top.items():
-            if isinstance(node, ast.Import | ast.ImportFrom) and _comes_from(node, _HARMLESS):
-                world[name] = self._imported(name)
-                usable.add(name)
-        _execute(_steps(self.tree.body, usable, self.path), world)
-        init = self.methods(targets.CONTROLLER_CLASS).get("__init__")
-        usable |= {"self", "master_config"}
-        steps = _steps(init.body if init else [], usable, self.path)
-        return lambda controller, config: _execute(
-            steps, {**world, "self": controller, "master_config": config}
-        )
+        found = self.names.get(name)
+        if not isinstance(found, type):
+            raise cannot_simulate(str(self.path), self._failed.get(name, f"no class {name}"))
+        if missing := [method for method in wanted if not hasattr(found, method)]:
+            raise cannot_simulate(str(self.path), f"{name} without {' and '.join(missing)}")
+        return found
 
-    def stand_ins(self, nodes: Iterable[ast.AST]) -> set[str]:
-        """Names that the nodes use and that something foreign is imported under, or the real clock."""
-        used = {name for node in nodes for name in _loaded(node)}
-        return {
-            name
-            for name in used
-            if isinstance(node := self.top.get(name), ast.Import | ast.ImportFrom)
-            and (name == "time" or not _comes_from(node, sys.stdlib_module_names))
-        }
-
-    def _imported(self, name: str) -> Any:
-        """What a name that is not defined here stands for."""
-        if hasattr(builtins, name):
-            return getattr(builtins, name)
-        if name == "time":
-            return VirtualTime
-        node = self.top.get(name)
-        if isinstance(node, ast.Import | ast.ImportFrom) and _comes_from(node, sys.stdlib_module_names):
-            world: dict[str, Any] = {}
-            exec(compile(ast.Module([node], []), str(self.path), "exec"), world)
-            return world[name]
-        if name.endswith(("Error", "Exception", "Failure", "Aborted", "Lost")):
-            return type(name, (Exception,), {})
-        return stand_in(name)
-
-
-def _is_error(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
-
-
-def stand_in(name: str) -> type[Any]:
-    """A class that stands for something imported: it validates and calls to what it is given."""
-    return _StandIn(name, (), {"model_validate": staticmethod(lambda value: value)})
+    def ran(self) -> tuple[tuple[int, int], ...]:
+        """Line ranges that a simulation runs."""
+        whole = (targets.REGISTRY_CLASS, targets.DEADLINE_CLASS)
+        nodes: list[ast.stmt] = [
+            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name in whole
+        ]
+        nodes += _reached(methods(self.tree, targets.MANAGER_CLASS), _FORWARDS)
+        nodes += _reached(methods(self.tree, targets.CONTROLLER_CLASS), _METHODS)
+        return tuple(sorted((node.lineno, node.end_lineno or node.lineno) for node in nodes))
 
 
 class _StandIn(type):
+    """Stands for something imported, a class or a function or a module: there is nothing it has to do."""
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """As a check or a conversion with nothing to do; as a result, with the fields that it is given."""
+        """As a check or a conversion the value that it is given; as a result, one with these fields."""
         if args and not isinstance(args[0], str | float | int | None):
             return args[0]
         return _Answer(**kwargs)
+
+    def __getattr__(cls, name: str) -> type[Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return stand_in(name)
 
     def __getitem__(cls, key: Any) -> type[Any]:
         return cls
@@ -252,44 +232,43 @@ class _Answer(SimpleNamespace):
         return function
 
 
-def _pending_release(checkpoint_id: str, snapshot_path: Path, trainer_anchored: bool) -> SimpleNamespace:
-    """For a version that has no class for it."""
-    return SimpleNamespace(
-        checkpoint_id=checkpoint_id, snapshot_path=snapshot_path, trainer_anchored=trainer_anchored
-    )
+def stand_in(name: str) -> type[Any]:
+    """A class of that name that stands for something imported."""
+    if name.endswith(("Error", "Exception", "Failure", "Aborted", "Lost")):
+        return type(name, (Exception,), {})
+    members = {
+        "model_validate": staticmethod(lambda value: value),
+        # Models may be made with options of their class.
+        "__init_subclass__": classmethod(lambda cls, **_: None),
+    }
+    return _StandIn(name, (), members)
 
 
-def _timeout_class(root: Path) -> type[BaseException]:
-    """The checkout's `RolloutTimeout`, where its file is there; else one that stands in for it."""
-    path = root / targets.FAILURES_FILE
-    if path.is_file():
-        failures = Source(path)
-        found: type[BaseException] = failures.run(failures.closure([targets.TIMEOUT_CLASS]), {})[
-            targets.TIMEOUT_CLASS
-        ]
-        return found
-    return type(targets.TIMEOUT_CLASS, (Exception,), {})
+def _import(name: str, *args: Any) -> Any:
+    level = args[3] if len(args) > 3 else 0
+    if name == "time":
+        return VirtualTime
+    return builtins.__import__(name, *args) if _is_stdlib(name) and not level else stand_in(name)
 
 
-def _steps(nodes: Iterable[ast.stmt], usable: set[str], path: Path) -> list[CodeType]:
-    """The assignments and calls on attributes that use nothing but usable names, which they add to."""
-    steps = []
-    for node in nodes:
-        if not _loaded(node) <= usable:
-            continue
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            # Outside of its function an annotation would be evaluated.
-            node = ast.copy_location(ast.Assign([node.target], node.value), node)
-        if isinstance(node, ast.Assign) or _is_call_on_attribute(node):
-            usable.update(_bound(node))
-            steps.append(compile(ast.Module([node], []), str(path), "exec", dont_inherit=True))
-    return steps
+def _compiled(node: ast.stmt, path: str) -> CodeType:
+    # Without evaluating annotations, whose names may be foreign.
+    flags = __future__.annotations.compiler_flag
+    code: CodeType = compile(ast.Module([node], []), path, "exec", flags, dont_inherit=True)
+    return code
 
 
-def _execute(steps: Iterable[CodeType], scope: dict[str, Any]) -> None:
-    for step in steps:
-        with suppress(Exception):
-            exec(step, scope)
+def _reached(
+    functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef], start: Iterable[str]
+) -> Iterator[ast.stmt]:
+    """The functions that some of them lead to by `self.name`, without those that a simulation gives."""
+    pending, seen = list(start), set(GIVEN)
+    while pending:
+        name = pending.pop()
+        if name in functions and name not in seen:
+            seen.add(name)
+            yield functions[name]
+            pending += [node.attr for node in ast.walk(functions[name]) if isinstance(node, ast.Attribute)]
 
 
 def _is_call_on_attribute(node: ast.stmt) -> bool:
@@ -299,56 +278,16 @@ def _is_call_on_attribute(node: ast.stmt) -> bool:
     return isinstance(method, ast.Attribute) and isinstance(method.value, ast.Attribute)
 
 
-def _bound(node: ast.stmt) -> list[str]:
-    """Names that a statement binds."""
-    if isinstance(node, _Definition):
-        return [node.name]
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        assigned = node.targets if isinstance(node, ast.Assign) else [node.target]
-        inside = [inner for target in assigned for inner in ast.walk(target)]
-        return [one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
-    return []
+def _is_harmless(value: Any, own: str) -> bool:
+    """Whether a value is a constant, the file's own, or of a module that does nothing to the machine."""
+    home = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None) or "builtins"
+    harmless = home == own or home.partition(".")[0] in _HARMLESS or value is VirtualTime
+    return harmless and not isinstance(value, _StandIn)
 
 
-def _loaded(node: ast.AST) -> set[str]:
-    """Names that a node looks up when it runs: annotations do not count, they are not evaluated."""
-    names: set[str] = set()
-    pending: list[ast.AST] = [node]
-    while pending:
-        inner = pending.pop()
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
-            names.add(inner.id)
-        for field, value in ast.iter_fields(inner):
-            if field not in ("annotation", "returns"):
-                parts = value if isinstance(value, list) else [value]
-                pending.extend(part for part in parts if isinstance(part, ast.AST))
-    return names
+def _is_stdlib(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _self_attributes(node: ast.AST) -> set[str]:
-    return {
-        inner.attr
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
-    }
-
-
-def _comes_from(node: ast.Import | ast.ImportFrom, packages: frozenset[str]) -> bool:
-    if isinstance(node, ast.Import):
-        modules = [alias.name for alias in node.names]
-    else:
-        modules = ["" if node.level else node.module or ""]
-    return all(module.partition(".")[0] in packages for module in modules)
-
-
-def _lines(nodes: list[ast.stmt]) -> list[tuple[int, int]]:
-    """Line ranges that run; a class cut down to some methods counts by those."""
-    ranges: list[tuple[int, int]] = []
-    for node in nodes:
-        parts: list[ast.stmt] = [node]
-        if isinstance(node, ast.ClassDef) and node.name in (targets.MANAGER_CLASS, targets.CONTROLLER_CLASS):
-            parts = [member for member in node.body if isinstance(member, _Function)]
-        ranges.extend((part.lineno, part.end_lineno or part.lineno) for part in parts)
-    return sorted(ranges)
+def _is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)

@@ -146,12 +146,12 @@ def _verify(
 
 def _can_be_simulated(tree: TreeReport) -> bool:
     """Whether a tree has the gate's line of snapshots, whatever state the survey found it in."""
-    from nemo_rl_deadline_fix.replay.loading import Source
+    from nemo_rl_deadline_fix.replay.loading import methods, parse
 
     if tree.controller is None or tree.manager is None:
         return False
-    methods = Source(tree.controller).methods(targets.CONTROLLER_CLASS)
-    return targets.PREPARE in methods and _COORDINATOR not in Source(tree.manager).top
+    gate = targets.PREPARE in methods(parse(tree.controller), targets.CONTROLLER_CLASS)
+    return gate and not methods(parse(tree.manager), _COORDINATOR)
 
 
 def _by_survey(kind: str, tree: TreeReport, parameters: Parameters) -> Verification:
