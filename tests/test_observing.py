@@ -14,10 +14,9 @@ import pytest
 import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix import RequestDeadlineRegistry, targets
 from nemo_rl_deadline_fix.observing import WARN_AFTER_ENV, ClockReport, clocks, logger, metrics
-from nemo_rl_deadline_fix.replay import rl
+from nemo_rl_deadline_fix.replay import rl, simulation
 from nemo_rl_deadline_fix.replay.gym import Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
-from nemo_rl_deadline_fix.replay.story import replay
 from tests.conftest import Target, virtual
 from tests.support.upstream_like import BareDeadline, controller, never, rollout, snapshot
 
@@ -340,7 +339,7 @@ def test_each_release_logs_through_the_controllers_telemetry(target: Target) -> 
     """A release logs seconds held and deadlines covered, once for each snapshot, with no set-up."""
     if target.before is None:
         pytest.skip("the source form has no telemetry: this target has the fix itself")
-    run = replay(target.after, Parameters())
+    run = simulation.run(target.after, Parameters())
 
     assert list(run.telemetry) == [
         {"held_seconds": 60.0, "covered": 1.0},

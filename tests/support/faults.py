@@ -20,10 +20,10 @@ from unittest import mock
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay import clock
+from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
 from nemo_rl_deadline_fix.replay.clock import now
 from nemo_rl_deadline_fix.replay.gym import Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
-from nemo_rl_deadline_fix.replay.story import dress, holders_left
 from nemo_rl_deadline_fix.replay.subjects import Subject
 from tests.support.await_sites import Site, all_sites, methods_of, site, waiting
 
@@ -183,9 +183,9 @@ class _Scene:
                 for call in ("prepare", "commit", "resume", "abort")
             }
         )
-        self.controller = dress(
+        self.controller = build_controller(
             subject,
-            gym,
+            [gym],
             Parameters(),
             gate=self._gate,
             acknowledge=lambda: self._point("flush", 0),
