@@ -7,13 +7,19 @@ run (ray is all they import). A shape with one capital letter is that version of
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from nemo_rl_deadline_fix.source.checkout import plan, write
+from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, MANAGER_MODULE
 
 TREES = Path(__file__).parent / "trees"
 PINNED = TREES / "pinned"
@@ -178,6 +184,24 @@ def patched_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
         env={"PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_CEILING_DIRECTORIES": str(root.parent)},
     )
     return root
+
+
+@contextmanager
+def imported(root: Path) -> Iterator[ModuleType]:
+    """A tree's controller module, with the manager's, under their own names as long as the block runs."""
+    theirs = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "nemo_rl"}
+    for name in theirs:
+        del sys.modules[name]
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    try:
+        importlib.import_module(MANAGER_MODULE)
+        yield importlib.import_module(CONTROLLER_MODULE)
+    finally:
+        sys.path.remove(str(root))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_rl"]:
+            del sys.modules[name]
+        sys.modules.update(theirs)
 
 
 def the_patch(number: str) -> Path:
