@@ -194,3 +194,30 @@ def test_a_tree_without_a_controller(
 
     assert checked.code == code
     assert f": {state}" in checked.text
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("nemo_rl/environments/gym_checkpoint_coordinator.py", "GymCheckpointCoordinator"),
+        # A form that NeMo RL had for a while, of which only this file is known.
+        ("nemo_rl/environments/nemo_gym_checkpoint.py", "NemoGymCheckpointCoordinator"),
+        ("nemo_rl/environments/checkpointing/nemo_gym.py", "Checkpointing"),
+        (CONTROLLER, "_prepared_gym_checkpoint"),
+        (MANAGER, "RolloutDispatchAdmissionGate"),
+    ],
+)
+def test_whatever_speaks_of_gym_snapshots_is_never_nothing_to_fix(
+    file: str, name: str, tmp_path: Path, command: Command
+) -> None:
+    """One trace of another form, in whichever file, is enough to be told that nobody can decide."""
+    root = make_tree(tmp_path / "tree", "before")
+    (root / file).parent.mkdir(exist_ok=True)
+    with (root / file).open("a") as opened:
+        opened.write(f"\n\nclass {name}:\n    pass\n")
+
+    checked = command("check", root)
+
+    assert checked.code == 2
+    assert ": unknown" in checked.text
+    assert file in checked.text
