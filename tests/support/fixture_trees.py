@@ -166,6 +166,24 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
     return folder
 
 
+@contextmanager
+def imported(root: Path) -> Iterator[ModuleType]:
+    """A tree's controller module, with the manager's, under their own names as long as the block runs."""
+    theirs = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "nemo_rl"}
+    for name in theirs:
+        del sys.modules[name]
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    try:
+        importlib.import_module(MANAGER_MODULE)
+        yield importlib.import_module(CONTROLLER_MODULE)
+    finally:
+        sys.path.remove(str(root))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_rl"]:
+            del sys.modules[name]
+        sys.modules.update(theirs)
+
+
 def applied_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
     """As `make_tree`, with the fix written into it by `apply`."""
     root = make_tree(folder, shape)
@@ -184,24 +202,6 @@ def patched_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
         env={"PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_CEILING_DIRECTORIES": str(root.parent)},
     )
     return root
-
-
-@contextmanager
-def imported(root: Path) -> Iterator[ModuleType]:
-    """A tree's controller module, with the manager's, under their own names as long as the block runs."""
-    theirs = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "nemo_rl"}
-    for name in theirs:
-        del sys.modules[name]
-    sys.path.insert(0, str(root))
-    importlib.invalidate_caches()
-    try:
-        importlib.import_module(MANAGER_MODULE)
-        yield importlib.import_module(CONTROLLER_MODULE)
-    finally:
-        sys.path.remove(str(root))
-        for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_rl"]:
-            del sys.modules[name]
-        sys.modules.update(theirs)
 
 
 def the_patch(number: str) -> Path:
