@@ -14,7 +14,8 @@ import pytest
 
 from nemo_rl_deadline_fix.targets import MANAGER_MODULE
 from tests.conftest import virtual
-from tests.support.fixture_trees import imported, make_tree
+from tests.support.fixture_trees import make_tree
+from tests.support.tree_import import imported
 
 
 class Gym:

@@ -14,7 +14,8 @@ import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.replay.parameters import Overlap
-from tests.support.fixture_trees import CONTROLLER, MANAGER, VERSIONS, imported, make_tree
+from tests.support.fixture_trees import CONTROLLER, MANAGER, VERSIONS, make_tree
+from tests.support.tree_import import imported
 
 MENDED = ("A", "B", "C")
 """Versions whose snapshots close the gate that the fix follows."""

@@ -7,19 +7,13 @@ run (ray is all they import). A shape with one capital letter is that version of
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from nemo_rl_deadline_fix.source.checkout import plan, write
-from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, MANAGER_MODULE
 
 TREES = Path(__file__).parent / "trees"
 PINNED = TREES / "pinned"
@@ -164,24 +158,6 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
     for name, text in (shape.after if fixed else shape.before).items():
         (folder / name).write_text(text)
     return folder
-
-
-@contextmanager
-def imported(root: Path) -> Iterator[ModuleType]:
-    """A tree's controller module, with the manager's, under their own names as long as the block runs."""
-    theirs = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "nemo_rl"}
-    for name in theirs:
-        del sys.modules[name]
-    sys.path.insert(0, str(root))
-    importlib.invalidate_caches()
-    try:
-        importlib.import_module(MANAGER_MODULE)
-        yield importlib.import_module(CONTROLLER_MODULE)
-    finally:
-        sys.path.remove(str(root))
-        for name in [name for name in sys.modules if name.partition(".")[0] == "nemo_rl"]:
-            del sys.modules[name]
-        sys.modules.update(theirs)
 
 
 def applied_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
