@@ -168,9 +168,43 @@ def test_install_after_the_first_actor_then_uninstall(ray, play, caplog):
     assert_stalled(at_last)
 
 
-def drive(tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str) -> subprocess.CompletedProcess:
-    """Run the driver's script in a process and a folder of its own, on the same Ray."""
-    (tmp_path / "train.py").write_text(DRIVER)
+# A spawned child is the driver, and a Ray task makes the controller, on a cluster that was there before.
+# NeMo RL hands its environment on as this one does.
+NESTED_DRIVER = f"""
+import json, multiprocessing, os, sys
+
+def drive(address):
+    import ray
+    import nemo_rl.algorithms.single_controller
+    import nemo_rl_deadline_fix
+
+    @ray.remote
+    def play():
+        from nemo_rl.algorithms.single_controller import SingleControllerActor
+        from nemo_rl.environments.nemo_gym import NemoGym
+        from nemo_rl.experience.rollout_manager import RolloutManager
+        gym = NemoGym.remote()
+        controller = SingleControllerActor.remote(RolloutManager(gym, {BUDGET_S}), gym, {PREPARE_TIMEOUT_S})
+        return ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeout={PATIENCE_S})
+
+    variables = {{"env_vars": dict(os.environ)}}
+    ray.init(address=address, runtime_env=variables, log_to_driver=False, logging_level="ERROR")
+    story = ray.get(play.remote(), timeout={PATIENCE_S})
+    print(json.dumps([nemo_rl_deadline_fix.status().state, story]))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=drive, args=sys.argv[1:2])
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def drive(
+    tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str, driver: str = DRIVER
+) -> subprocess.CompletedProcess[str]:
+    """Run a driver's script in a process and a folder of its own, on the same Ray."""
+    (tmp_path / "train.py").write_text(driver)
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, *launcher, "train.py", address, json.dumps(options)]
     env = {**os.environ, "PYTHONPATH": str(SHADOW)}
@@ -180,11 +214,22 @@ def drive(tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str) -> 
 
 
 def test_launcher(ray, tmp_path):
-    """A script that knows nothing of the fix has it when it is started through `run`."""
+    """A script that knows nothing of the fix has it when it is started through `run`, and says so once."""
     done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run")
 
     assert done.returncode == 0, done.stderr
     assert_fixed(json.loads(done.stdout))
+    assert done.stderr.count("deadline fix") == 1
+
+
+def test_launcher_reaches_children_and_tasks(ray, tmp_path):
+    """The fix is on in a spawned child, and a controller that a Ray task makes has it."""
+    done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run", driver=NESTED_DRIVER)
+
+    assert done.returncode == 0, done.stderr
+    state, story = json.loads(done.stdout)
+    assert state == "patched"
+    assert_fixed(story)
 
 
 def test_package_missing_in_the_actor(ray, tmp_path):

@@ -13,6 +13,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -85,7 +86,9 @@ def print_json(result: dict[str, Any]) -> None:
 
 def say(text: str) -> None:
     """Talk, which goes to stderr so that results can be piped; one line, so that it can be searched for."""
-    print(text, file=sys.stderr)
+    # Where nobody can hear it, that is no failure.
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def printable(text: str) -> str:
