@@ -221,6 +221,25 @@ def python_of(folder: Path, lacking: bool) -> tuple[str, ...]:
     return ("--exec", str(folder / "bare" / "bin" / "python"))
 
 
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [("def", "nemo-rl-deadline-fix: rollout clocks will NOT stop during Gym snapshots: "), ("async def", "")],
+    ids=["unknown shape", "fixed"],
+)
+def test_a_ray_worker_goes_on(tmp_path: Path, release: str, said: str) -> None:
+    """It serves more than the controller, so it logs an error; and nothing where all is well.
+
+    What is patched in a worker says nothing of its actor, whose class came from the driver.
+    """
+    (tmp_path / "default_worker.py").write_text(f"{IMPORT}print('went on')\n")
+
+    code, out, err = run(controller(tmp_path, release=release), "default_worker.py")
+
+    assert (code, out) == (0, "went on\n")
+    assert err.count("\n") == bool(said)
+    assert err.startswith(said)
+
+
 def test_a_child_fails_closed_too(tmp_path: Path) -> None:
     """The child's exit code is 2, and what its parent makes of that is the parent's."""
     code, out, err = run(controller(tmp_path, release="def"), "-c", CHILD, PYTHONPATH=".")
@@ -348,25 +367,29 @@ CHAINING = """
 import os, sys
 sys.path.remove(os.path.dirname(__file__))
 del sys.modules["sitecustomize"]
-print("the first")
+print("first")
 import sitecustomize
+"""
+LOADING = f"""
+import importlib.util
+print("first")
+spec = importlib.util.spec_from_file_location("next_one", {launching.STARTUP + "/sitecustomize.py"!r})
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
 """
 
 
-def test_sitecustomizes_run_in_the_order_of_the_path(tmp_path: Path) -> None:
-    """Another start-up file that loads the next one, as ddtrace's does, has ours and then the last one."""
-    for name, text in {"first": CHAINING, "last": "print('the last')\n"}.items():
+@pytest.mark.parametrize(("text", "stays"), [(CHAINING, "last"), (LOADING, "first")], ids=["import", "load"])
+def test_sitecustomizes_run_in_the_order_of_the_path(tmp_path: Path, text: str, stays: str) -> None:
+    """Another start-up file that runs the next one, as ddtrace's does, has ours and then the last one."""
+    for name, content in {"first": text, "last": "print('last')\n"}.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "sitecustomize.py").write_text(text)
+        (tmp_path / name / "sitecustomize.py").write_text(content)
     path = os.pathsep.join(["first", launching.STARTUP, "last", "."])
-    program = f"{STATUS}import sitecustomize; print(sitecustomize.__file__)"
+    program = f"{STATUS}import sitecustomize; print(sitecustomize.__file__.split('/')[-2])"
 
     code, out, err = ended(started(controller(tmp_path), sys.executable, "-c", program, PYTHONPATH=path))
 
-    lines = out.splitlines()
-    assert code == 0
-    assert lines[:3] == ["the first", "the last", "patched"]
-    assert lines[3].endswith("last/sitecustomize.py")
+    assert (code, out.splitlines()) == (0, ["first", "last", "patched", stays])
     assert re.match(f"nemo-rl-deadline-fix: {IS_ON}", err)
 
 

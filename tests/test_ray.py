@@ -185,12 +185,13 @@ def drive(address):
         from nemo_rl.experience.rollout_manager import RolloutManager
         gym = NemoGym.remote()
         controller = SingleControllerActor.remote(RolloutManager(gym, {BUDGET_S}), gym, {PREPARE_TIMEOUT_S})
-        return ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeout={PATIENCE_S})
+        story = ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeout={PATIENCE_S})
+        return story, os.path.basename(sys.argv[0])
 
     variables = {{"env_vars": dict(os.environ)}}
     ray.init(address=address, runtime_env=variables, log_to_driver=False, logging_level="ERROR")
-    story = ray.get(play.remote(), timeout={PATIENCE_S})
-    print(json.dumps([nemo_rl_deadline_fix.status().state, story]))
+    played = ray.get(play.remote(), timeout={PATIENCE_S})
+    print(json.dumps([nemo_rl_deadline_fix.status().state, *played]))
 
 if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=drive, args=sys.argv[1:2])
@@ -227,9 +228,11 @@ def test_launcher_reaches_children_and_tasks(ray, tmp_path):
     done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run", driver=NESTED_DRIVER)
 
     assert done.returncode == 0, done.stderr
-    state, story = json.loads(done.stdout)
+    state, story, program = json.loads(done.stdout)
     assert state == "patched"
     assert_fixed(story)
+    # By this name the start-up file knows a worker.
+    assert program == "default_worker.py"
 
 
 def test_package_missing_in_the_actor(ray, tmp_path):
