@@ -87,8 +87,8 @@ def test_as_under_python_in_every_other_way(place: Path, name: str) -> None:
     compare(place, LAUNCHES[name])
 
 
-def controller(folder: Path, *, release: str = "async def", extra: str = "") -> Path:
-    """A NeMo RL in a folder, as small as the fix still takes it; `release` spoils its shape."""
+def controller(folder: Path, *, prepare: str = "async def", extra: str = "") -> Path:
+    """A NeMo RL in a folder, as small as the fix still takes it; `prepare` spoils its shape."""
     algorithms = folder / "nemo_rl" / "algorithms"
     algorithms.mkdir(parents=True)
     (folder / "nemo_rl" / "__init__.py").touch()
@@ -100,9 +100,9 @@ def controller(folder: Path, *, release: str = "async def", extra: str = "") -> 
         "    def __init__(self, manager):\n"
         "        self._rollout_manager = manager\n"
         "        self._gym_checkpoint_rollout_permitted = asyncio.Event()\n"
-        "    async def _prepare_and_commit_gym_checkpoint(self, checkpoint_id, folder):\n"
+        f"    {prepare} _prepare_and_commit_gym_checkpoint(self, checkpoint_id, folder):\n"
         "        self._gym_checkpoint_rollout_permitted.clear()\n"
-        f"    {release} _release_prepared_gym_checkpoint(self, checkpoint_id, *, committed):\n"
+        "    async def _release_prepared_gym_checkpoint(self, checkpoint_id, *, committed):\n"
         "        self._gym_checkpoint_rollout_permitted.set()\n"
     )
     return folder
@@ -188,7 +188,7 @@ SWALLOWING = f"try:\n    {IMPORT}except Exception: pass\nprint('went on')\n"
 @pytest.mark.parametrize("lacking", [False, True], ids=["unknown shape", "package missing"])
 def test_fails_closed(tmp_path: Path, lacking: bool) -> None:
     """Asked for and not possible: one line and exit code 2, which no `except Exception` swallows."""
-    arguments = python_of(controller(tmp_path, release="async def" if lacking else "def"), lacking)
+    arguments = python_of(controller(tmp_path, prepare="async def" if lacking else "def"), lacking)
 
     code, out, err = run(tmp_path, *arguments, "-c", SWALLOWING, PYTHONPATH=".")
 
@@ -203,7 +203,7 @@ def test_fails_closed(tmp_path: Path, lacking: bool) -> None:
 @pytest.mark.parametrize("lacking", [False, True], ids=["unknown shape", "package missing"])
 def test_goes_on_where_that_was_asked_for(tmp_path: Path, lacking: bool) -> None:
     """With --best-effort it is a warning, in a child as well."""
-    arguments = python_of(controller(tmp_path, release="async def" if lacking else "def"), lacking)
+    arguments = python_of(controller(tmp_path, prepare="async def" if lacking else "def"), lacking)
 
     code, out, err = run(tmp_path, "--best-effort", *arguments, "-c", CHILD, PYTHONPATH=".")
 
@@ -222,18 +222,18 @@ def python_of(folder: Path, lacking: bool) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("prepare", "said"),
     [("def", "nemo-rl-deadline-fix: rollout clocks will NOT stop during Gym snapshots: "), ("async def", "")],
     ids=["unknown shape", "fixed"],
 )
-def test_a_ray_worker_goes_on(tmp_path: Path, release: str, said: str) -> None:
+def test_a_ray_worker_goes_on(tmp_path: Path, prepare: str, said: str) -> None:
     """It serves more than the controller, so it logs an error; and nothing where all is well.
 
     What is patched in a worker says nothing of its actor, whose class came from the driver.
     """
     (tmp_path / "default_worker.py").write_text(f"{IMPORT}print('went on')\n")
 
-    code, out, err = run(controller(tmp_path, release=release), "default_worker.py")
+    code, out, err = run(controller(tmp_path, prepare=prepare), "default_worker.py")
 
     assert (code, out) == (0, "went on\n")
     assert err.count("\n") == bool(said)
@@ -242,7 +242,7 @@ def test_a_ray_worker_goes_on(tmp_path: Path, release: str, said: str) -> None:
 
 def test_a_child_fails_closed_too(tmp_path: Path) -> None:
     """The child's exit code is 2, and what its parent makes of that is the parent's."""
-    code, out, err = run(controller(tmp_path, release="def"), "-c", CHILD, PYTHONPATH=".")
+    code, out, err = run(controller(tmp_path, prepare="def"), "-c", CHILD, PYTHONPATH=".")
 
     assert (code, out) == (0, "2\n")
     assert len(err.splitlines()) == 1

@@ -67,18 +67,6 @@ def show_table(
         show(row[-1], style, first=left, later=" " * len(left))
 
 
-def console() -> Any:
-    """Rich's console, until `verify` and `check --config` print with `show`."""
-    from rich.console import Console
-
-    def raises(console: Console) -> None:
-        # Rich would leave with 1, which means a finding here.
-        raise
-
-    Console.on_broken_pipe = raises  # type: ignore[assignment, method-assign]
-    return Console(highlight=False, soft_wrap=False, emoji=False, markup=False)
-
-
 def print_json(result: dict[str, Any]) -> None:
     """Print one JSON object and nothing else; JSON has no infinity and no NaN, so they become words."""
     print(json.dumps({"schema_version": SCHEMA_VERSION, **_finite(result)}, indent=2, default=str))
