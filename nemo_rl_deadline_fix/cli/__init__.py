@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from importlib import import_module
 from typing import NoReturn
 
@@ -106,6 +105,8 @@ def _in_one_line(error: Exception, command: str) -> DeadlineFixError:
         return InvalidInputError(what, found=error.strerror or str(error))
     if isinstance(error, RecursionError | MemoryError):
         return InvalidInputError("the input is nested too deeply", found=type(error).__name__)
+    import traceback
+
     where = traceback.extract_tb(error.__traceback__)[-1]
     return DeadlineFixError(
         "internal error",
