@@ -465,9 +465,9 @@ def test_a_generic_registry_is_simulated(capsys: pytest.CaptureFixture[str], tmp
     ("version", "code", "verdict", "said"),
     [
         ("before", 0, "not_applicable", "Nothing to fix here: "),
-        ("D", 0, "already_fixed", "Not simulated; fixed by NeMo RL itself: "),
-        ("E", 1, "affected", "in a form that this package does not mend."),
-        ("F", 1, "affected", "NeMo RL has the fix itself from a newer version on (named holders): update."),
+        ("D", 0, "already_fixed", "Not simulated; fixed by NeMo RL itself "),
+        ("E", 1, "affected", "Not simulated; affected, in a form that this package does not mend: NeMo RL "),
+        ("F", 1, "affected", "NeMo RL has the fix itself from a newer version on (named holders); update"),
         ("N", 2, "undecided", "Could not tell, and not simulated: "),
         ("A's controller, D's manager", 2, "undecided", "Could not tell, and not simulated: "),
         ("D's controller, A's manager", 2, "undecided", "Could not tell, and not simulated: "),
