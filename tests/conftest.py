@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 import nemo_rl_deadline_fix
-from nemo_rl_deadline_fix import registry
+from nemo_rl_deadline_fix import observing, wrapping
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 from nemo_rl_deadline_fix.replay import clock, subjects, verifying
 from nemo_rl_deadline_fix.replay.subjects import Subject
@@ -118,8 +118,9 @@ def _switched_off() -> Iterator[None]:
 
 
 def _switch_off() -> None:
+    wrapping.shipped_here = False
     nemo_rl_deadline_fix.uninstall()
-    registry._known.clear()
+    observing._watches.clear()
 
 
 _CHECKOUT = pytest.StashKey[Target | None]()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import DeadlineFixError, UnsupportedTargetError
+from nemo_rl_deadline_fix.observing import logger
 from nemo_rl_deadline_fix.replay import simulation, subjects
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
@@ -164,7 +165,7 @@ def _by_survey(kind: str, tree: TreeReport, parameters: Parameters) -> Verificat
 
 def _simulate(subject: Subject, parameters: Parameters) -> Replay:
     # The simulation's own timeline says what the log would, in virtual seconds.
-    with _silent(logging.getLogger("nemo_rl.deadline_fix")), _folder(subject) as folder:
+    with _silent(logger), _folder(subject) as folder:
         try:
             return simulation.run(subject, parameters, folder)
         except DeadlineFixError:
