@@ -26,7 +26,7 @@ def switch_on() -> bool:
     except UnsupportedTargetError as error:
         print(error.found, error.advice)
         return False
-    return report.state is State.PATCHED and all(entry.detail == "" for entry in report.targets)
+    return report.state is State.PATCHED and not report.detail
 
 def pause(registry: RequestDeadlineRegistry) -> float:
     with registry.hold("mine"):
@@ -34,7 +34,7 @@ def pause(registry: RequestDeadlineRegistry) -> float:
     clocks: tuple[ClockReport, ...] = status().clocks
     numbers: dict[str, float] = metrics()
     uninstall()
-    return registry.paused_seconds + sum(numbers.values()) + len(holders) + len(clocks)
+    return registry.live + sum(numbers.values()) + len(holders) + len(clocks)
 
 reveal_type(install)
 """
