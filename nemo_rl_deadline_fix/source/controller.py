@@ -118,8 +118,9 @@ class _Controller:
             return False
         use = self._parents[gate]
         verb, statement = self._call(gate)
-        made = isinstance(use, ast.Assign | ast.AnnAssign) and use.value is not gate
-        return (use if made else statement) in function.body and (made or verb == "set")
+        if isinstance(use, ast.Assign | ast.AnnAssign) and use.value is not gate:
+            return use in function.body
+        return verb == "set" and statement in function.body and self._stands_alone(statement)
 
     def _call(self, gate: ast.AST) -> tuple[str, ast.AST | None]:
         """What is called on the gate, and the node around that call; "" where nothing is."""
@@ -160,11 +161,14 @@ class _Controller:
             return f"{GATE} used otherwise than by set(), clear(), wait() and is_set()"
         if function.name == "__init__" and self._owner(function) == CONTROLLER_CLASS:
             return f"{GATE} more than made and set in __init__"
-        if not isinstance(statement, ast.Expr) or not stands_alone(self._source, statement):
+        if not self._stands_alone(statement):
             return f"{GATE}.{verb}() that is not a statement with lines of its own"
         if f".{MANAGER}" not in self._source.text:
             return f"a controller without {MANAGER}"
         return ""
+
+    def _stands_alone(self, statement: ast.AST | None) -> bool:
+        return isinstance(statement, ast.Expr) and stands_alone(self._source, statement)
 
     def _neighbour(self, statement: ast.stmt, distance: int) -> ast.stmt | None:
         for _, block in ast.iter_fields(self._parents[statement]):

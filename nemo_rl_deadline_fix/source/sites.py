@@ -66,7 +66,9 @@ class Place:
 
     def is_in(self, text: str) -> bool:
         """Whether it is there."""
-        return text.startswith(self.text, self.at)
+        # What begins with a line end is whole lines: nothing may stand behind the last one.
+        behind = text[self.at + len(self.text) :][:1] if self.text[:1] in "\r\n" else ""
+        return text.startswith(self.text, self.at) and behind in ("", "\r", "\n")
 
     def put_into(self, text: str) -> str:
         """A text with this one in it; unchanged where it is there already."""

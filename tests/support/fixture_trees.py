@@ -42,13 +42,13 @@ MANAGER_FIX: tuple[Replacement, ...] = (
     ),
     (
         "    def suspend(self) -> None:\n        if self.suspended:",
-        '    def suspend(self, holder: str = "engine") -> None:\n'
+        '    def suspend(self, holder: str = "generation_stand_down") -> None:\n'
         "        self._holders.add(holder)\n"
         "        if self.suspended:",
     ),
     (
         "    def resume(self) -> None:\n        if not self.suspended:",
-        '    def resume(self, holder: str = "engine") -> None:\n'
+        '    def resume(self, holder: str = "generation_stand_down") -> None:\n'
         "        self._holders.discard(holder)\n"
         "        if self._holders:\n"
         "            return\n"
@@ -63,12 +63,12 @@ MANAGER_FIX: tuple[Replacement, ...] = (
     ),
     (
         FORWARDS[0],
-        '    def suspend_request_deadlines(self, holder: str = "engine") -> None:',
+        '    def suspend_request_deadlines(self, holder: str = "generation_stand_down") -> None:',
     ),
     ("        self._request_deadlines.suspend()", "        self._request_deadlines.suspend(holder)"),
     (
         FORWARDS[1],
-        '    def resume_request_deadlines(self, holder: str = "engine") -> None:',
+        '    def resume_request_deadlines(self, holder: str = "generation_stand_down") -> None:',
     ),
     ("        self._request_deadlines.resume()", "        self._request_deadlines.resume(holder)"),
 )
