@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from operator import attrgetter
 
 from nemo_rl_deadline_fix.source.reading import Source
 from nemo_rl_deadline_fix.source.sites import (
@@ -51,12 +52,14 @@ class _Controller:
         if not gates:
             return []
         gates += [
-            self._unknown(self._source.module, "none outside __init__", kind, f"a statement that {verb} {GATE}")
+            self._unknown(
+                self._source.module, "none outside __init__", kind, f"a statement that {verb} {GATE}"
+            )
             for kind, verb in ((Kind.CLOSE, "closes"), (Kind.REOPEN, "reopens"))
             if not any(site.kind is kind for site in gates)
         ]
         calls = [site for node in self._parents if node not in self._ours for site in self._clocks(node)]
-        return [*sorted(gates, key=_line), *sorted(calls, key=_line)]
+        return [*sorted(gates, key=attrgetter("line")), *sorted(calls, key=attrgetter("line"))]
 
     # Who stands where.
 
@@ -68,9 +71,8 @@ class _Controller:
             found = node if isinstance(node, Function) else found
         return found
 
-    def _owner(self, function: Function) -> str:
-        """The class that a function is in, or ""."""
-        node: ast.AST = function
+    def _owner(self, node: ast.AST) -> str:
+        """The class that a node is in, or ""."""
         while node in self._parents and not isinstance(node, ast.ClassDef):
             node = self._parents[node]
         return getattr(node, "name", "")
@@ -185,23 +187,29 @@ class _Controller:
             yield self._unknown(node, f"{node.value} named in a string", Kind.CALL, _OTHERS)
         elif isinstance(node, ast.Attribute) and (node.attr in _CLOCKS or _speaks_of_deadlines(node)):
             call = self._parents[node]
-            called = isinstance(call, ast.Call) and call.func is node
-            if called and not (call.args or call.keywords) and node.attr in (SUSPEND, RESUME):
-                yield self._site(None, Kind.CALL, call, State.INFORMATION, ast.unparse(call), _OTHERS)
+            code = (
+                ast.unparse(call) if isinstance(call, ast.Call) and call.func is node else ast.unparse(node)
+            )
+            if code.endswith((f".{SUSPEND}()", f".{RESUME}()")):
+                yield self._site(None, Kind.CALL, node, State.INFORMATION, code, _OTHERS)
             else:
-                yield self._unknown(node, ast.unparse(call if called else node), Kind.CALL, _OTHERS)
+                yield self._unknown(node, code, Kind.CALL, _OTHERS)
 
-    def _unknown(
-        self, node: ast.AST, found: str, kind: Kind = Kind.REOPEN, expected: str = _CHANGED
-    ) -> Site:
+    def _unknown(self, node: ast.AST, found: str, kind: Kind = Kind.REOPEN, expected: str = _CHANGED) -> Site:
         return self._site(Rule.DF003, kind, node, State.UNKNOWN, found, expected)
 
     def _site(
-        self, rule: Rule | None, kind: Kind, node: ast.AST, state: State, found: str, expected: str, *places: Place
+        self,
+        rule: Rule | None,
+        kind: Kind,
+        node: ast.AST,
+        state: State,
+        found: str,
+        expected: str,
+        *places: Place,
     ) -> Site:
         function = self._function(node)
-        owner = self._owner(function or node)
-        name = f"{owner}.{function.name}" if owner and function else function.name if function else owner
+        name = ".".join(filter(None, (self._owner(function or node), function and function.name)))
         return Site(
             rule=rule,
             kind=kind,
@@ -230,9 +238,7 @@ def _bindings(function: Function, name: str) -> int:
     for node in ast.walk(function):
         if isinstance(node, ast.Global | ast.Nonlocal):
             found += 2 * node.names.count(name)
-        elif isinstance(getattr(node, "ctx", None), ast.Load) or isinstance(node, _NO_BINDING):
-            continue
-        else:
+        elif not (isinstance(getattr(node, "ctx", None), ast.Load) or isinstance(node, _NO_BINDING)):
             found += sum(str(value).partition(".")[0] == name for _, value in ast.iter_fields(node))
     return found
 
@@ -258,7 +264,3 @@ def _only_waits(function: Function) -> bool:
 
 def _speaks_of_deadlines(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Attribute) and node.value.attr == MANAGER and "deadline" in node.attr
-
-
-def _line(site: Site) -> int:
-    return site.line

@@ -97,13 +97,17 @@ def _coordinator(controller: Source, manager: Source, blocks: list[_Block]) -> V
     return Line.COORDINATOR, State.UNKNOWN, f"{sites[0].where}: {found}", sites
 
 
+def _classes(source: Source) -> list[ast.ClassDef]:
+    return [node for node in source.module.body if isinstance(node, ast.ClassDef)]
+
+
 def _closed_blocks(source: Source) -> Iterator[_Block]:
     """Every `async with gate.closed():`, with its method."""
-    for owner in source.module.body:
-        for method in owner.body if isinstance(owner, ast.ClassDef) else []:
+    for owner in _classes(source):
+        for method in owner.body:
             for node in ast.walk(method):
                 if isinstance(node, ast.AsyncWith) and ".closed()" in ast.unparse(node.items[0]):
-                    yield f"{owner.name}.{getattr(method, 'name', '')}", node  # type: ignore[attr-defined]
+                    yield f"{owner.name}.{getattr(method, 'name', '')}", node
 
 
 def _site(source: Source, name: str, block: ast.AsyncWith) -> Site:
@@ -139,8 +143,8 @@ def _takes_names(manager: Source) -> bool:
     """Whether the manager's methods take a holder, and the registry's keep it."""
     methods = {
         (owner.name, method.name): method
-        for owner in manager.module.body
-        for method in (owner.body if isinstance(owner, ast.ClassDef) else [])
+        for owner in _classes(manager)
+        for method in owner.body
         if isinstance(method, ast.FunctionDef) and len(method.args.args) == 2
     }
     for verb, forward, keep in (("suspend", SUSPEND, "add"), ("resume", RESUME, "remove|discard")):

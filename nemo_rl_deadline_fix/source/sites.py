@@ -138,7 +138,7 @@ def lines_before(
 
 
 def line_after(source: Source, anchor: ast.stmt, code: str) -> Place:
-    """The place of a statement below one. It comes with the line end before it, as the last line may lack one."""
+    """The place of a statement below one, with the line end before it: the last line may have none behind it."""
     indent, last = _indent(source, anchor), anchor.end_lineno or anchor.lineno
     lines = _wrapped(code, len(indent))
     at = source.offset(last) + len(source.lines[last - 1].rstrip("\r\n"))
@@ -153,7 +153,7 @@ def begins_its_line(source: Source, node: ast.stmt | ast.arg) -> bool:
 
 
 def stands_alone(source: Source, node: ast.stmt) -> bool:
-    """Whether a line can be put above and below a statement: on its lines there is but a comment behind it."""
+    """Whether a line can be put above and below a statement: nothing but a comment shares its lines."""
     rest = source.lines[(node.end_lineno or 1) - 1].encode()[node.end_col_offset :].decode()
     return begins_its_line(source, node) and bool(re.fullmatch(r"\s*(#.*)?", rest.rstrip("\r\n")))
 
