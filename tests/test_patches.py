@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from nemo_rl_deadline_fix.source.locate import State, survey
+from nemo_rl_deadline_fix.source import State, survey
 from tests.support.fixture_trees import (
     CONTROLLER,
     MANAGER,
     PATCHES,
     SHAPES,
     applied_tree,
+    contents,
     make_tree,
     patched_tree,
     the_patch,
 )
 from tests.test_source_checkout import run
-from tests.test_source_rewrite import contents
 
 FIT = ["pinned", "prefix_cuts", "code_between", "extra_reopen", "refit_suspends"]
 """Shapes in which the lines that 0001 quotes are as they are at its base commit."""

@@ -209,13 +209,13 @@ class _Controller:
         *places: Place,
     ) -> Site:
         function = self._function(node)
-        name = ".".join(filter(None, (self._owner(function or node), function and function.name)))
+        names = (self._owner(function or node), function.name if function else "")
         return Site(
             rule=rule,
             kind=kind,
             file=self._source.name,
             line=getattr(node, "lineno", 1),
-            name=name or CONTROLLER_CLASS,
+            name=".".join(filter(None, names)) or CONTROLLER_CLASS,
             state=state,
             found=found,
             expected=expected,

@@ -138,7 +138,7 @@ def lines_before(
 
 
 def line_after(source: Source, anchor: ast.stmt, code: str) -> Place:
-    """The place of a statement below one, with the line end before it: the last line may have none behind it."""
+    """The place of a statement below one, with the line end before it: the last line may have none."""
     indent, last = _indent(source, anchor), anchor.end_lineno or anchor.lineno
     lines = _wrapped(code, len(indent))
     at = source.offset(last) + len(source.lines[last - 1].rstrip("\r\n"))

@@ -160,6 +160,15 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
     return folder
 
 
+def older_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
+    """As `make_tree` with the fix, as 0.1.0 of this package wrote it: the default was another name."""
+    root = make_tree(folder, shape, fixed=True)
+    text = (root / MANAGER).read_text()
+    assert text.count('holder: str = "generation_stand_down"') == 4
+    (root / MANAGER).write_text(text.replace('"generation_stand_down"', '"engine"'))
+    return root
+
+
 def applied_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
     """As `make_tree`, with the fix written into it by `apply`."""
     root = make_tree(folder, shape)
@@ -178,6 +187,11 @@ def patched_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
         env={"PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_CEILING_DIRECTORIES": str(root.parent)},
     )
     return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Bytes of the two files that the fix is written to, by name."""
+    return {name: (root / name).read_bytes() for name in (CONTROLLER, MANAGER)}
 
 
 def the_patch(number: str) -> Path:
