@@ -41,14 +41,20 @@ def controller_sites(source: Source) -> list[Site]:
 class _Controller:
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._parents = {
-            child: node for node in ast.walk(source.module) for child in ast.iter_child_nodes(node)
-        }
+        self._parents: dict[ast.AST, ast.AST] = {}
+        todo: list[ast.AST] = [source.module]
+        for node in todo:
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
+                todo.append(child)
+        self._words = [node for node in self._parents if _is_word(node)]
         self._aliases = dict(self._find_aliases())
         self._ours: set[ast.AST] = set()
 
     def sites(self) -> list[Site]:
-        gates = [site for node in self._parents for site in self._gate(node)]
+        names = {name for _, name in self._aliases}
+        local = [node for node in self._parents if isinstance(node, ast.Name) and node.id in names]
+        gates = [site for node in (*self._words, *local) for site in self._gate(node)]
         if not gates:
             return []
         gates += [
@@ -58,7 +64,7 @@ class _Controller:
             for kind, verb in ((Kind.CLOSE, "closes"), (Kind.REOPEN, "reopens"))
             if not any(site.kind is kind for site in gates)
         ]
-        calls = [site for node in self._parents if node not in self._ours for site in self._clocks(node)]
+        calls = [site for node in self._words if node not in self._ours for site in self._clocks(node)]
         return [*sorted(gates, key=attrgetter("line")), *sorted(calls, key=attrgetter("line"))]
 
     # Who stands where.
@@ -79,7 +85,7 @@ class _Controller:
 
     def _find_aliases(self) -> Iterator[tuple[tuple[Function | None, str], ast.expr]]:
         """Local names for the gate, bound once: `gate = self._gym_checkpoint_rollout_permitted`."""
-        for node in self._parents:
+        for node in self._words:
             if not (isinstance(node, ast.Attribute) and node.attr == GATE):
                 continue
             function, name = self._function(node), _bound_to(node, self._parents[node])
@@ -105,7 +111,7 @@ class _Controller:
         """Whose gate a node is; None where it is no gate."""
         if isinstance(node, ast.Attribute) and node.attr == GATE:
             return node.value
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and self._aliases:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             return self._aliases.get((self._function(node), node.id))
         return None
 
@@ -185,7 +191,7 @@ class _Controller:
         """What else is about the clocks. Training and refit name no holder, and stay as they are."""
         if isinstance(node, ast.Constant) and node.value in _CLOCKS:
             yield self._unknown(node, f"{node.value} named in a string", Kind.CALL, _OTHERS)
-        elif isinstance(node, ast.Attribute) and (node.attr in _CLOCKS or _speaks_of_deadlines(node)):
+        elif isinstance(node, ast.Attribute) and node.attr != GATE:
             call = self._parents[node]
             code = (
                 ast.unparse(call) if isinstance(call, ast.Call) and call.func is node else ast.unparse(node)
@@ -224,6 +230,16 @@ class _Controller:
         )
 
 
+def _is_word(node: ast.AST) -> bool:
+    """Whether a node speaks of the gate or of the clocks."""
+    if isinstance(node, ast.Constant):
+        return node.value == GATE or node.value in _CLOCKS
+    if not isinstance(node, ast.Attribute):
+        return False
+    of_manager = isinstance(node.value, ast.Attribute) and node.value.attr == MANAGER
+    return node.attr == GATE or node.attr in _CLOCKS or (of_manager and "deadline" in node.attr)
+
+
 def _bound_to(gate: ast.AST, use: ast.AST) -> str:
     """The one name that a statement binds to the gate and to nothing else, or ""."""
     if not isinstance(use, ast.Assign | ast.AnnAssign) or use.value is not gate:
@@ -260,7 +276,3 @@ def _only_waits(function: Function) -> bool:
         )
         for node in ast.walk(function)
     )
-
-
-def _speaks_of_deadlines(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Attribute) and node.value.attr == MANAGER and "deadline" in node.attr

@@ -57,12 +57,11 @@ _FLAG = r"self\.suspended(: bool)? = False"
 def manager_sites(source: Source) -> list[Site]:
     """The sites of DF001, DF002 and DF004, in the file's order."""
     # A tree that 0.1.0 fixed keeps its name: the four defaults must be one.
-    forms = [list(_Manager(source, default).sites()) for default in DEFAULTS]
-    return next((sites for sites in forms if any(map(_is_named, sites))), forms[0])
-
-
-def _is_named(site: Site) -> bool:
-    return site.rule in (Rule.DF001, Rule.DF002) and site.state is State.FIXED
+    for default in DEFAULTS:
+        sites = list(_Manager(source, default).sites()) if f'"{default}"' in source.text else []
+        if any(site.state is State.FIXED for site in sites if site.rule is not Rule.DF004):
+            return sites
+    return list(_Manager(source, DEFAULT_HOLDER).sites())
 
 
 class _Manager:
@@ -71,9 +70,10 @@ class _Manager:
         self._classes = {node.name: node for node in source.module.body if isinstance(node, ast.ClassDef)}
         self._default = default
         self._holder = f'holder: str = "{default}"'
+        self._named = {verb: self._registry_form(verb) for verb in _NAMED}
 
     def sites(self) -> Iterator[Site]:
-        for verb in ("suspend", "resume"):
+        for verb in _NAMED:
             yield self._registry(verb)
         for name, verb in ((SUSPEND, "suspend"), (RESUME, "resume")):
             yield self._forward(name, verb)
@@ -81,7 +81,7 @@ class _Manager:
 
     def _registry(self, verb: str) -> Site:
         function, flag = self._method(REGISTRY_CLASS, verb), self._flag()
-        state, found = self._named(verb)
+        state, found = self._named[verb]
         places: tuple[Place, ...] = ()
         if flag is None:
             state, found = State.UNKNOWN, "no `self.suspended = False` in __init__"
@@ -99,7 +99,7 @@ class _Manager:
         expected = f"{verb}({self._holder}) that keeps holders apart by name"
         return self._site(Rule.DF001, Kind(verb), REGISTRY_CLASS, verb, state, found, expected, places)
 
-    def _named(self, verb: str) -> tuple[State, str]:
+    def _registry_form(self, verb: str) -> tuple[State, str]:
         """The state of one of the registry's two methods, by itself."""
         named = re.escape("\n".join(_NAMED[verb])) + "\n"
         return self._form(REGISTRY_CLASS, verb, _ONE_FLAG[verb], named + _ONE_FLAG[verb])
@@ -114,7 +114,7 @@ class _Manager:
         """Whether the set of holders is made where a method needs it, and nobody else uses it."""
         start = self._method(REGISTRY_CLASS, "__init__")
         above = _above(flag, start.body if start else [])
-        methods = [verb for verb in _NAMED if self._named(verb)[0] is State.FIXED]
+        methods = [verb for verb in _NAMED if self._named[verb][0] is State.FIXED]
         ours = sum(len(_NAMED[verb]) for verb in methods) + (above == HOLDERS)
         return (above == HOLDERS) == bool(methods) and ours == sum(
             isinstance(node, ast.Attribute) and node.attr == "_holders"

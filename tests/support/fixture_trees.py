@@ -125,8 +125,8 @@ def pinned(name: str) -> str:
     """The text of a file of the pinned tree, with the lines that patch 0001 finds its place by."""
     text = (PINNED / name).read_text()
     if name == MANAGER:
-        # Two of its anchors are sentences of NeMo RL's, which stand in the diff and nowhere else.
-        sentences = re.findall(r'^ ( +""".*"""\n)', the_patch("0001").read_text(), re.MULTILINE)
+        # Two of them are sentences of NeMo RL's, which stand in the diff and nowhere else.
+        sentences = re.findall(r'^-( +""".*"""\n)', the_patch("0001").read_text(), re.MULTILINE)
         assert len(sentences) == len(FORWARDS)
         for forward, sentence in zip(FORWARDS, sentences, strict=True):
             text = re.sub(rf'({re.escape(forward)}\n) +""".*"""\n', rf"\g<1>{sentence}", text)
