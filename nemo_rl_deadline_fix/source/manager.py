@@ -147,7 +147,10 @@ class _Manager:
                 state, found = State.FIXED, "a floor for what is left"
             elif "max(" in ast.unparse(function or node) or not begins_its_line(self._source, node):
                 state, found = State.UNKNOWN, "another floor for what is left"
-            expected = "at least a millisecond ahead, so that a reply of the same loop turn is kept"
+            expected = (
+                "at least a millisecond ahead, so that a reply of the same loop turn is kept "
+                "(on uvloop, where the rest of the turn takes less than that)"
+            )
             places = (lines_before(self._source, node, [FLOOR], WHY_FLOOR),)
             site = self._site(
                 Rule.DF004, Kind.REARM, DEADLINE_CLASS, "resume", state, found, expected, places
