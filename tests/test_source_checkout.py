@@ -377,14 +377,6 @@ def test_check_takes_overrides_only_with_a_config(root: Path, capsys: pytest.Cap
     assert "check takes one PATH" in capsys.readouterr().err
 
 
-def test_check_takes_a_path_or_a_config(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both at once is a conflict, and one line says which."""
-    assert command("check", root, "--config", "run.yaml") == 2
-    err = capsys.readouterr().err
-    assert f"check takes a PATH or --config FILE, not both; found: {root}" in err
-    assert err.count("\n") == 1
-
-
 def test_check_hands_a_config_and_its_overrides_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --config every other argument is an override, the first one included."""
     seen: list[object] = []

@@ -36,10 +36,10 @@ def of_checkout(path: Path, parameters: Parameters) -> Verification:
         InvalidInputError: The path is no checkout, or a file cannot be read.
         UnsupportedTargetError: The code has a shape that cannot be replayed.
     """
-    from nemo_rl_deadline_fix.source import locate
+    from nemo_rl_deadline_fix import source
 
-    tree = locate.survey(path)
-    if tree.state is locate.State.NOT_APPLICABLE:
+    tree = source.survey(path)
+    if tree.state is source.State.NOT_APPLICABLE:
         found = "this tree has no Gym snapshot code"
         return Verification("checkout", str(tree.root), (), parameters, found=found)
     return _verify(subject_of(path), parameters)
@@ -76,9 +76,9 @@ def subject_of(path: Path) -> Subject:
         UnsupportedTargetError: There are no such classes, or they cannot be run by themselves.
     """
     from nemo_rl_deadline_fix.replay import load
-    from nemo_rl_deadline_fix.source import locate
+    from nemo_rl_deadline_fix import source
 
-    tree = locate.survey(path)
+    tree = source.survey(path)
     if tree.controller is None or tree.manager is None:
         raise not_replayable(str(path), "one of the two files alone")
     return load.subject(tree.root, tree.controller, tree.manager)
