@@ -75,8 +75,8 @@ def subject_of(path: Path) -> Subject:
         InvalidInputError: The path is no checkout, or a file cannot be read.
         UnsupportedTargetError: There are no such classes, or they cannot be run by themselves.
     """
-    from nemo_rl_deadline_fix.replay import load
     from nemo_rl_deadline_fix import source
+    from nemo_rl_deadline_fix.replay import load
 
     tree = source.survey(path)
     if tree.controller is None or tree.manager is None:
