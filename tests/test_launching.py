@@ -250,7 +250,7 @@ STATUS = """
 import sys
 import nemo_rl_deadline_fix
 print(nemo_rl_deadline_fix.status().state)
-print(sorted({"ray", "nemo_rl", "torch", "rich", "libcst", "click"} & set(sys.modules)))
+print(sorted({"ray", "nemo_rl", "torch", "rich", "click"} & set(sys.modules)))
 """
 
 

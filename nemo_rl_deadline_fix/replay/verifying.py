@@ -23,9 +23,6 @@ from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 if TYPE_CHECKING:
     from nemo_rl_deadline_fix.source import TreeReport
 
-_COORDINATOR = "RolloutDispatchAdmissionGate"
-"""In the manager of NeMo RL's newer line, whose snapshots have no gate that the fix could follow."""
-
 
 def of_embedded(parameters: Parameters) -> Verification:
     """Verify the fix on the embedded model."""
@@ -44,10 +41,10 @@ def of_checkout(path: Path, parameters: Parameters) -> Verification:
         InvalidInputError: The path is no checkout, or a file cannot be read.
         UnsupportedTargetError: The code cannot be simulated.
     """
-    from nemo_rl_deadline_fix.source import survey
+    from nemo_rl_deadline_fix.source import Line, survey
 
     tree = survey(path)
-    if not _can_be_simulated(tree):
+    if tree.line is not Line.GATE:
         return _by_survey("checkout", tree, parameters)
     return _verify(subject_of(path), parameters, lambda subject: nullcontext(subjects.fixed(subject)))
 
@@ -59,10 +56,10 @@ def of_installed(parameters: Parameters) -> Verification:
         UnsupportedTargetError: NeMo RL cannot be imported, or cannot be simulated.
     """
     from nemo_rl_deadline_fix import installing
-    from nemo_rl_deadline_fix.source import survey
+    from nemo_rl_deadline_fix.source import Line, survey
 
     tree = survey(_installed_package())
-    if not _can_be_simulated(tree):
+    if tree.line is not Line.GATE:
         return _by_survey("installed", tree, parameters)
 
     @contextmanager
@@ -142,16 +139,6 @@ def _verify(
         stalls_elsewhere=why_not is None or _simulate(subjects.embedded(), parameters).stalls,
         detail=why_not or "",
     )
-
-
-def _can_be_simulated(tree: TreeReport) -> bool:
-    """Whether a tree has the gate's line of snapshots, whatever state the survey found it in."""
-    from nemo_rl_deadline_fix.replay.loading import methods, parse
-
-    if tree.controller is None or tree.manager is None:
-        return False
-    gate = targets.PREPARE in methods(parse(tree.controller), targets.CONTROLLER_CLASS)
-    return gate and not methods(parse(tree.manager), _COORDINATOR)
 
 
 def _by_survey(kind: str, tree: TreeReport, parameters: Parameters) -> Verification:
