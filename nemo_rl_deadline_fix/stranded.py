@@ -289,7 +289,7 @@ class Agent:
                 await self._send([entry])
 
     async def _receipt(self, key: Key, limit: asyncio.Semaphore) -> Any:
-        """The agent's receipt of exactly this attempt, fetched as RL does: the one in the status lacks fields."""
+        """The agent's receipt of exactly this attempt, fetched as RL does: the status' copy lacks fields."""
         async with limit:
             receipt = await self._get("completion-receipt", rollout_id=key[0], attempt_index=key[1])
         if (receipt["rollout_id"], receipt["attempt_index"]) != key:

@@ -353,8 +353,10 @@ class NemoGym:
         try:
             for name in self._agents:
                 await self._prepare(name, deadline_ts)
-        except BaseException:
+        except BaseException as error:
             await self.resume_checkpoint(checkpoint_id, deadline_ts)
+            if isinstance(error, Exception) and self._clock() >= deadline_ts:
+                raise TimeoutError(f"{checkpoint_id} exceeded its prepare deadline") from error
             raise
         return SimpleNamespace(ready=True)
 
@@ -455,7 +457,7 @@ class Handle:
             yield item
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(coroutine)
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         task.add_done_callback(_retrieve)

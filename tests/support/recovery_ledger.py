@@ -66,7 +66,7 @@ def as_object(agent: str, receipt: Receipt) -> Any:
 
 
 class RolloutRecoveryLedger:
-    """What RL can still use. `cut` stands for upstream's proof of a consistent snapshot, and is not checked."""
+    """What RL can still use. `cut` stands for upstream's token of a consistent cut, and is not checked."""
 
     def __init__(self, entry: Callable[[str, Receipt], Any] = as_object) -> None:
         self._groups: dict[str, Group] = {}
