@@ -189,6 +189,8 @@ def _environment(copy: Path) -> dict[str, str]:
 def _first_red(copy: Path, tests: tuple[str, ...]) -> str:
     """The first test of a subset that is red, or "" where all are green."""
     line = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider"]
+    # One process per mutant: the workers that the suite is given otherwise would only wait for each other.
+    line += ["-o", "addopts=--strict-markers"]
     process = subprocess.Popen(
         [*line, *(f"-p{name}" for name in PLUGINS), "-o", f"timeout={TEST_S}", *tests],
         cwd=copy,

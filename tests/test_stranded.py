@@ -370,6 +370,29 @@ def test_receipt_of_another_attempt_is_not_sent(caplog: pytest.LogCaptureFixture
     assert "that of another execution" in caplog.text
 
 
+def test_judged_again_before_the_ack():
+    """What has become RL's own while the receipt was fetched is left to RL."""
+
+    async def story() -> World:
+        world = build()
+        await world.controller.snapshot("the first one follows the ledger")
+        key = await give_up(world)
+        pending, receipt = (
+            world.controller._rollout_recovery_ledger._pending,
+            world.agent.executions[key].receipt,
+        )
+
+        async def late() -> None:
+            await asyncio.sleep(1.0)
+            pending[key] = "agent-agent", receipt
+
+        world.gym.faults["completion-receipt"] = [late]
+        await world.controller.snapshot("snapshot")
+        return world
+
+    assert virtual(story()).touched == []
+
+
 def test_redispatched_row_with_the_same_attempt_is_left_alone():
     """A finished reply that RL will ask for again under the same index is dispatched, and so not touched."""
 
@@ -463,21 +486,42 @@ def test_nothing_is_looked_at_while_gym_writes():
     assert requests.count(("agent", "status")) <= 2
 
 
+def test_parked_run_that_was_given_up_is_left_alone():
+    """It is live, and so it is saved with its session: the snapshot can be restored."""
+
+    async def story() -> tuple[bool, list[bool]]:
+        world = build()
+        saved = []
+        long = Work(turns=9, turn_s=0.5)
+        await world.controller.group("group", "agent", [first_try(FAILS), first_try(long)])
+        for name in ("one", "two"):
+            saved.append(await world.controller.snapshot(name))
+            assert world.agent.snapshots[name][0].keys() == {("group_g1", 0)}
+        return all(saved), [world.agent.restorable(name) for name in world.agent.snapshots]
+
+    saved, restorable = virtual(story())
+
+    assert saved
+    assert restorable == [True, True]
+
+
 def test_hung_run_is_named_and_stays(caplog: pytest.LogCaptureFixture):
     """A run that reaches no turn boundary is left alone; the log says what the snapshot waited for."""
 
-    async def story() -> tuple[bool, World]:
+    async def story() -> tuple[bool, list[Key], set[str]]:
         world = build()
         hung = Work(turns=1, turn_s=100.0)
         await world.controller.group("group", "agent", [first_try(FAILS), first_try(hung)])
-        return await world.controller.snapshot("snapshot"), world
+        world.gym.requests.clear()
+        saved = await world.controller.snapshot("snapshot")
+        return saved, world.agent.states("running"), {route for _, route in world.gym.requests}
 
     caplog.set_level(logging.INFO)
-    saved, world = virtual(story())
+    saved, running, routes = virtual(story())
 
     assert not saved
-    assert world.touched == []
-    assert world.agent.states("running") == [("group_g1", 0)]
+    assert running == [("group_g1", 0)]
+    assert routes == {"prepare", "status", "resume"}
     assert "1 runs had not reached a turn boundary at the last look" in caplog.text
 
 

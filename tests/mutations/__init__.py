@@ -6,7 +6,7 @@ propose instead, as exact replacements of text.
 
 from __future__ import annotations
 
-from tests.mutations import admission, installing, patches, registry, source, verifying
+from tests.mutations import admission, installing, patches, registry, source, stranded, verifying
 from tests.mutations.mutant import Mutant as Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -16,4 +16,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *source.MUTANTS,
     *patches.MUTANTS,
     *verifying.MUTANTS,
+    *stranded.MUTANTS,
 )

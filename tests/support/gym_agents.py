@@ -19,6 +19,9 @@ Clock = Callable[[], float]
 RETRY_S = 0.1
 """How often RL's Gym actor asks an agent again that is not ready, in seconds."""
 
+INSTANT_S = 1e-6
+"""What is left of a deadline that has come, in seconds: sums of floats miss it by a hair."""
+
 
 class GymError(Exception):
     """A request that an agent refuses: status 409 unless said otherwise."""
@@ -187,7 +190,7 @@ class AgentServer:
         for execution in self.executions.values():
             if execution.state == "running":
                 execution.state = "park_requested"
-        while (report := self.status())["running"] and (left := deadline_ts - self._clock()) > 0:
+        while (report := self.status())["running"] and (left := deadline_ts - self._clock()) > INSTANT_S:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
@@ -355,13 +358,13 @@ class NemoGym:
                 await self._prepare(name, deadline_ts)
         except BaseException as error:
             await self.resume_checkpoint(checkpoint_id, deadline_ts)
-            if isinstance(error, Exception) and self._clock() >= deadline_ts:
+            if isinstance(error, Exception) and self._clock() >= deadline_ts - INSTANT_S:
                 raise TimeoutError(f"{checkpoint_id} exceeded its prepare deadline") from error
             raise
         return SimpleNamespace(ready=True)
 
     async def _prepare(self, name: str, deadline_ts: float) -> None:
-        while (left := deadline_ts - self._clock()) > 0:
+        while (left := deadline_ts - self._clock()) > INSTANT_S:
             try:
                 await self._post(name, "prepare", timeout_s=left, deadline_ts=deadline_ts)
             except GymError as error:
