@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from nemo_rl_deadline_fix import registry
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 from nemo_rl_deadline_fix.replay import clock, subjects, verification
 from nemo_rl_deadline_fix.replay.subjects import Subject
+from tests.support.shadow import SHADOW
 
 T = TypeVar("T")
 
@@ -97,6 +99,28 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         yield request.config.stash[_CHECKOUT]
     else:
         yield _target(subjects.embedded())
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    """One local Ray for all tests; its workers can import the shadow package, and this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(SHADOW), str(Path(__file__).parent.parent))))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        import ray
+
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=80 * 2**20,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        yield ray
+        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -492,11 +492,13 @@ def test_parked_run_that_was_given_up_is_left_alone():
     async def story() -> tuple[bool, list[bool]]:
         world = build()
         saved = []
-        long = Work(turns=9, turn_s=0.5)
-        await world.controller.group("group", "agent", [first_try(FAILS), first_try(long)])
+        # While the one is parked, the other has not come to a turn boundary yet: there is time for looks.
+        parks, keeps_waiting = Work(turns=40, turn_s=0.3), Work(turns=9, turn_s=1.4)
+        rows = [first_try(FAILS), first_try(parks), first_try(keeps_waiting)]
+        await world.controller.group("group", "agent", rows)
         for name in ("one", "two"):
             saved.append(await world.controller.snapshot(name))
-            assert world.agent.snapshots[name][0].keys() == {("group_g1", 0)}
+            assert world.agent.snapshots[name][0].keys() == {("group_g1", 0), ("group_g2", 0)}
         return all(saved), [world.agent.restorable(name) for name in world.agent.snapshots]
 
     saved, restorable = virtual(story())
