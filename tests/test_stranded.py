@@ -514,6 +514,7 @@ def test_hung_run_is_named_and_stays(caplog: pytest.LogCaptureFixture):
         world = build()
         hung = Work(turns=1, turn_s=100.0)
         await world.controller.group("group", "agent", [first_try(FAILS), first_try(hung)])
+        await asyncio.sleep(1.0)
         world.gym.requests.clear()
         saved = await world.controller.snapshot("snapshot")
         return saved, world.agent.states("running"), {route for _, route in world.gym.requests}

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from nemo_rl_deadline_fix import stranded
 from nemo_rl_deadline_fix.replay.clock import VirtualLoop
+from tests.support import chaos
 from tests.support.gym_agents import GymError, Key, Work
 from tests.support.recovering_rl import Controller, World, with_fix
 from tests.support.recovery_ledger import Group, RolloutRecoveryLedger, as_flat_object, as_object, as_tuple
@@ -344,3 +345,17 @@ def test_any_order(examples: int, mocker: Any) -> None:
             database=None,
         ),
     )
+
+
+@pytest.mark.parametrize("seed", [11, pytest.param(21, marks=pytest.mark.slow)])
+def test_slow_and_failing_rows(seed: int) -> None:
+    """Of eleven snapshots among slow and failing rows nearly all are saved, and without it next to none."""
+    before, after = (chaos.run(seed, clocks=True, acknowledge=acknowledge) for acknowledge in (False, True))
+
+    assert sum(before.saved) <= 2
+    assert sum(after.saved) >= 9
+    assert after.streak <= 2
+    assert before.restorable
+    assert after.restorable
+    assert after.touched
+    assert after.wrong == []
