@@ -112,8 +112,8 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, list[bool]]]] = {
         {"faults": {"acknowledge-completed": (1, False)}},
         {"as is": [False] * 2, "both": [True] * 2},
     ),
-    "status fails three times": (
-        {"faults": {"status": (3, False)}},
+    "status fails twice": (
+        {"faults": {"status": (2, False)}},
         {"as is": [False] * 2, "both": [True] * 2},
     ),
     "receipt hangs": (
