@@ -5,34 +5,18 @@ from __future__ import annotations
 import sys
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Run the command line.
 
-    `run` is taken out before the rest: the script's arguments are its own, and the libraries of the
-    other commands stay out of a training process.
-
-    Args:
-        arguments: The command's arguments, without the program's name; by default `sys.argv[1:]`.
-
     Raises:
-        SystemExit: Always, unless `run`'s script ends by itself. 0: fine, 1: a finding, 2: could not decide.
+        SystemExit: Always. 0: fine, 1: a finding, 2: could not decide, 130: interrupted.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["run"] and given[1:] not in (["--help"], ["-h"]):
-        from nemo_rl_deadline_fix import launching
-        from nemo_rl_deadline_fix.errors import DeadlineFixError
+    try:
+        from nemo_rl_deadline_fix.cli import app
 
-        try:
-            script = launching.read(given[1:])
-        except DeadlineFixError as error:
-            print(f"nemo-rl-deadline-fix: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        # Outside of the `try`: what the script raises is the script's, also where it is an error of ours.
-        launching.run(script)
-        return
-    from nemo_rl_deadline_fix.cli import app
-
-    app(given)
+        app(sys.argv[1:])
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ RELEASE = "_release_prepared_gym_checkpoint"
 RELEASE_COMMITTED = "_release_committed_gym_checkpoint"
 """Calls RELEASE and keeps the pending release while that fails."""
 METHODS = (PREPARE, RELEASE)
-"""The controller's methods that the run-time fix wraps."""
+"""The controller's methods that close and reopen the gate."""
+COORDINATED = "_prepared_gym_checkpoint"
+"""What newer lines of NeMo RL have instead: a context manager around the snapshot, with another gate."""
 
 GATE = "_gym_checkpoint_rollout_permitted"
 """The controller's `asyncio.Event`: set while a Gym snapshot lets rollouts be admitted."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import platform
 from collections.abc import Coroutine, Iterator
@@ -18,9 +19,9 @@ from typing import Any, TypeVar
 import pytest
 
 import nemo_rl_deadline_fix
-from nemo_rl_deadline_fix import registry
+from nemo_rl_deadline_fix import observing, wrapping
 from nemo_rl_deadline_fix.errors import DeadlineFixError
-from nemo_rl_deadline_fix.replay import clock, subjects, verification
+from nemo_rl_deadline_fix.replay import clock, subjects, verifying
 from nemo_rl_deadline_fix.replay.subjects import Subject
 from tests.support.shadow import SHADOW
 
@@ -64,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CHECKOUT] = None
     if path is not None:
         try:
-            config.stash[_CHECKOUT] = _target(verification.subject_of(path))
+            config.stash[_CHECKOUT] = _target(verifying.subject_of(path))
         except DeadlineFixError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -93,7 +94,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """One of the targets under test."""
     if request.param == "installed":
-        with verification.installed_subject() as subject:
+        with verifying.installed_subject() as subject:
             yield _target(subject)
     elif request.param == "checkout":
         yield request.config.stash[_CHECKOUT]
@@ -117,7 +118,7 @@ def ray() -> Iterator[Any]:
             include_dashboard=False,
             object_store_memory=80 * 2**20,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
         yield ray
         ray.shutdown()
@@ -127,7 +128,7 @@ def ray() -> Iterator[Any]:
 def _switched_off() -> Iterator[None]:
     """Whatever a test installs is taken off again, and its registries count no longer.
 
-    Before it as well, because fixtures of a whole module may play the story between two tests.
+    Before it as well, because fixtures of a whole module may run a simulation between two tests.
     """
     _switch_off()
     yield
@@ -135,17 +136,19 @@ def _switched_off() -> Iterator[None]:
 
 
 def _switch_off() -> None:
+    wrapping.shipped_here = False
     nemo_rl_deadline_fix.uninstall()
-    registry._known.clear()
+    observing._watches.clear()
 
 
 _CHECKOUT = pytest.StashKey[Target | None]()
 
 
 def _target(subject: Subject) -> Target:
-    if verification.has_fix(subject):
-        return Target(None, subject)
-    return Target(subject, subjects.fixed(subject))
+    # Whether the fix can be put on it; a fix of its own under another name is told by the tests.
+    if verifying.refusal(subject) is None:
+        return Target(subject, subjects.fixed(subject))
+    return Target(None, subject)
 
 
 def _installed() -> bool:

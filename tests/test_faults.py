@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 
 from nemo_rl_deadline_fix import targets
-from nemo_rl_deadline_fix.replay import load, subjects
+from nemo_rl_deadline_fix.replay import loading, simulation, subjects
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
-from nemo_rl_deadline_fix.replay.story import replay
 from nemo_rl_deadline_fix.replay.subjects import Subject
 from tests.conftest import Target
 from tests.support import faults
@@ -74,7 +73,7 @@ def _folder() -> Path:
 
 
 def _cut_out(root: Path) -> Subject:
-    return load.subject(root, root / targets.CONTROLLER_FILE, root / targets.MANAGER_FILE)
+    return loading.load(root, root / targets.CONTROLLER_FILE, root / targets.MANAGER_FILE)
 
 
 @functools.cache
@@ -150,10 +149,12 @@ def test_the_clocks_follow_the_gate_on_a_target(target: Target) -> None:
 
 
 @pytest.mark.parametrize("way", ["wrapped", "applied"])
-@pytest.mark.parametrize("shape", sorted(set(SHAPES) - {"pinned", "prefix_cuts"}))
+@pytest.mark.parametrize("shape", sorted(set(SHAPES) - {"pinned", "prefix_cuts", "C"}))
 def test_the_clocks_follow_the_gate_in_other_shapes(shape: str, way: str) -> None:
     """Code that does the same in other words meets an error and a cancellation at each await as well."""
-    for tick in faults.ticks(subject_of(shape), kinds=(Fault.RUNTIME_ERROR, Fault.HANG)):
+    ticks = faults.ticks(subject_of(shape), kinds=(Fault.RUNTIME_ERROR, Fault.HANG))
+    assert ticks
+    for tick in ticks:
         _follows(Case("once", (tick,)), subject_of(shape, way), subject_of(shape))
 
 
@@ -203,13 +204,13 @@ def test_the_number_of_cases() -> None:
 def test_the_story_is_one_and_the_same_in_every_form(form: str, overlap: Overlap) -> None:
     """No stall, nothing held at the end, and one timeline, whichever way the fix was put on."""
     shape, way = form.split("-")
-    run = replay(subject_of(shape, way), Parameters(overlap=overlap))
+    run = simulation.run(subject_of(shape, way), Parameters(overlap=overlap))
 
     assert not run.stalls
     assert run.holders_left == ()
-    wrapped = replay(subject_of("pinned", "wrapped"), Parameters(overlap=overlap))
+    wrapped = simulation.run(subject_of("pinned", "wrapped"), Parameters(overlap=overlap))
     assert _told(run) == _told(wrapped)
-    assert replay(subject_of(shape), Parameters(overlap=overlap)).stalls
+    assert simulation.run(subject_of(shape), Parameters(overlap=overlap)).stalls
 
 
 def _told(run: Replay) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ import pytest
 
 import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix import State
+from nemo_rl_deadline_fix.installing import TOO_LATE
 from tests.support.shadow import SHADOW, importable
 
 BUDGET_S = 1.0
@@ -52,11 +53,11 @@ print(json.dumps(ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeou
 
 
 @pytest.fixture
-def play(ray: Any) -> Iterator[Callable[[], Any]]:
-    """Creates a controller actor with a Gym of its own and plays the story on it; gives Ray's reference."""
+def make(ray: Any) -> Iterator[Callable[[], Any]]:
+    """Creates a controller actor with a Gym of its own."""
     actors = []
 
-    def play() -> Any:
+    def make() -> Any:
         gym = import_module("nemo_rl.environments.nemo_gym").NemoGym.remote()
         actors.append(gym)
         manager = import_module("nemo_rl.experience.rollout_manager").RolloutManager(gym, BUDGET_S)
@@ -65,12 +66,30 @@ def play(ray: Any) -> Iterator[Callable[[], Any]]:
         actors.append(controller)
         # Ray keeps one copy of the class per job, the newest, and an actor takes it when its process starts.
         ray.get(controller.__ray_ready__.remote(), timeout=PATIENCE_S)
-        return controller.story.remote("rollout", PUBLISH_S)
+        return controller
 
     with importable():
-        yield play
+        yield make
     for actor in actors:
         ray.kill(actor)
+
+
+@pytest.fixture
+def play(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Plays the story on a controller actor of its own; gives Ray's reference."""
+    return lambda: make().story.remote("rollout", PUBLISH_S)
+
+
+def status_in(ray: Any, controller: Any, *, install: bool = False) -> tuple[str, str]:
+    """What `status()` says inside of an actor, or what `install()` does."""
+
+    def ask(_: Any) -> tuple[str, str]:
+        report = nemo_rl_deadline_fix.install() if install else nemo_rl_deadline_fix.status()
+        return str(report.state), report.detail
+
+    # By value, as everything of a driver's script; this module cannot be imported in the actor.
+    answer: tuple[str, str] = ray.get(controller.__ray_call__.remote(ask), timeout=PATIENCE_S)
+    return answer
 
 
 def assert_stalled(story: Story) -> None:
@@ -85,7 +104,7 @@ def assert_stalled(story: Story) -> None:
     assert retried["reply"]["reward"] == 1.0
     assert not second["ready_to_commit"]
     assert "'completed_unacknowledged': 1" in second["error"]
-    assert story["registry"] == "nemo_rl.experience.rollout_manager.RequestDeadlineRegistry"
+    assert story["telemetry"] == []
 
 
 def assert_fixed(story: Story) -> None:
@@ -97,20 +116,21 @@ def assert_fixed(story: Story) -> None:
     assert story["attempts"] == [{"index": 0, "reply": {"reward": 1.0, "attempt": 0}}]
     assert second["ready_to_commit"]
     assert second["completed_unacknowledged"] == 0
-    # The actor's registry became ours in place, and nothing is left behind in it.
-    assert story["registry"] == "nemo_rl_deadline_fix.registry.RequestDeadlineRegistry"
+    # The actor's registry is upstream's as before, with names, and nothing is left behind in it.
+    assert story["registry"] == "nemo_rl.experience.rollout_manager.RequestDeadlineRegistry"
     assert story["same_registry"]
     assert story["holders"] == {}
     assert story["gate_open"]
-    assert story["paused_seconds"] > BUDGET_S
+    first_hold, second_hold = [entry["metrics"]["held_seconds"] for entry in story["telemetry"]]
+    assert first_hold > BUDGET_S > second_hold
 
 
-def test_without_the_fix_one_slow_snapshot_stops_the_next(ray, play):
+def test_without_the_fix_one_slow_snapshot_stops_the_next(ray: Any, play: Callable[[], Any]) -> None:
     """RL gives a parked rollout up, Gym keeps its reply un-ACKed, and the second snapshot fails."""
     assert_stalled(ray.get(play(), timeout=PATIENCE_S))
 
 
-def test_install_before_import(ray, play):
+def test_install_before_import(ray: Any, play: Callable[[], Any]) -> None:
     """Switched on before NeMo RL is imported, the driver's patch reaches the actor."""
     assert nemo_rl_deadline_fix.install().state is State.PENDING
 
@@ -119,7 +139,7 @@ def test_install_before_import(ray, play):
     assert nemo_rl_deadline_fix.status().state is State.PATCHED
 
 
-def test_install_after_import(ray, play):
+def test_install_after_import(ray: Any, play: Callable[[], Any]) -> None:
     """Switched on after NeMo RL is imported, it reaches the actor as well."""
     import_module("nemo_rl.algorithms.single_controller")
     report = nemo_rl_deadline_fix.install()
@@ -129,7 +149,9 @@ def test_install_after_import(ray, play):
     assert_fixed(ray.get(play(), timeout=PATIENCE_S))
 
 
-def test_install_after_the_first_actor_then_uninstall(ray, play, caplog):
+def test_install_after_the_first_actor_then_uninstall(
+    ray: Any, play: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Live actors stay as they were made, with a warning; each new one is made as things are then."""
     made_before = play()
     report = nemo_rl_deadline_fix.install()
@@ -146,7 +168,24 @@ def test_install_after_the_first_actor_then_uninstall(ray, play, caplog):
     assert_stalled(at_last)
 
 
-def drive(tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str) -> subprocess.CompletedProcess:
+def test_status_is_true_inside_of_the_actor(ray: Any, make: Callable[[], Any]) -> None:
+    """Rule 9: from its start an actor knows whether it has the fix; an `install()` in it changes nothing."""
+    without = make()
+    assert status_in(ray, without)[0] == "unpatched"
+    assert status_in(ray, without, install=True) == ("unpatched", TOO_LATE)
+    assert status_in(ray, without) == ("unpatched", TOO_LATE)
+
+    nemo_rl_deadline_fix.install()
+    fixed = make()
+    nemo_rl_deadline_fix.uninstall()
+
+    assert status_in(ray, fixed) == ("patched", "as the driver shipped it to this actor")
+    assert status_in(ray, without) == ("unpatched", TOO_LATE)
+
+
+def drive(
+    tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str
+) -> subprocess.CompletedProcess[str]:
     """Run the driver's script in a process and a folder of its own, on the same Ray."""
     (tmp_path / "train.py").write_text(DRIVER)
     address = ray.get_runtime_context().gcs_address
@@ -157,7 +196,7 @@ def drive(tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str) -> 
     )
 
 
-def test_launcher(ray, tmp_path):
+def test_launcher(ray: Any, tmp_path: Path) -> None:
     """A script that knows nothing of the fix has it when it is started through `run`."""
     done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run")
 
@@ -165,7 +204,7 @@ def test_launcher(ray, tmp_path):
     assert_fixed(json.loads(done.stdout))
 
 
-def test_package_missing_in_the_actor(ray, tmp_path):
+def test_package_missing_in_the_actor(ray: Any, tmp_path: Path) -> None:
     """Where the actor's Python lacks the package, the error that comes back names it."""
     # A Python with everything this one has, but not the package.
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
 import click
 
 import nemo_rl_deadline_fix
-from nemo_rl_deadline_fix.errors import DeadlineFixError
+from nemo_rl_deadline_fix.cli.printing import say
+from nemo_rl_deadline_fix.errors import DeadlineFixError, InvalidInputError
 
 NAME = "nemo-rl-deadline-fix"
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -46,31 +49,24 @@ def app(arguments: list[str]) -> NoReturn:
     """Run a command and leave with its exit code.
 
     Args:
-        arguments: The command's name and its arguments.
+        arguments: The command's name and its arguments; none ask for help.
 
     Raises:
         SystemExit: Always.
     """
-    if sys.stdout is None:
-        # Started with its output closed: there is nobody to print to, but an exit code to give.
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for good
-    for stream in (sys.stdout, sys.stderr):
-        # A path or a key may hold what the terminal's encoding does not.
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")
+    _prepare_streams()
     try:
-        code = _run(arguments)
+        code = _run(arguments or ["--help"])
         sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except DeadlineFixError as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        code = 2
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except OSError as error:
-        code = _output_lost(error)
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    except Exception as error:
+        code = 2
+        with suppress(OSError):
+            say(f"{NAME}: {_in_one_line(error)}")
+    _discard_unwritten()
     raise SystemExit(code)
 
 
@@ -85,10 +81,45 @@ def _run(arguments: list[str]) -> int:
         return left.exit_code
 
 
-def _output_lost(error: OSError) -> int:
-    """Our output is closed, as by `| head`, or full. Python would complain once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
-        return PIPE_CLOSED
-    print(f"{NAME}: cannot write the output; found: {error}", file=sys.stderr)
-    return 2
+def _in_one_line(error: Exception) -> DeadlineFixError:
+    """What a user is told of an error. Any other than ours is a bug, except for what is named here."""
+    if isinstance(error, DeadlineFixError):
+        return error
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        command = error.ctx.command_path
+        return InvalidInputError(
+            f"cannot read the arguments of `{command}`",
+            found=error.format_message().rstrip("."),
+            supported=error.ctx.get_usage().removeprefix("Usage: "),
+            advice=f"see `{command} --help`",
+        )
+    if isinstance(error, OSError):
+        what = "cannot write the output" if error.filename is None else f"cannot use {error.filename}"
+        return InvalidInputError(what, found=error.strerror or str(error))
+    if isinstance(error, RecursionError | MemoryError):
+        return InvalidInputError("the input is nested too deeply", found=type(error).__name__)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return DeadlineFixError(
+        "internal error",
+        found=f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})",  # noqa: PTH119
+        advice="report this line with the command and its input",
+    )
+
+
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Started with it closed: there is nobody to print to, but an exit code to give.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - for good
+        # A path or a key may hold what the terminal's encoding does not.
+        if reconfigure := getattr(getattr(sys, name), "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+
+
+def _discard_unwritten() -> None:
+    """Take what a closed pipe or a full disk did not; Python would try, and complain, once more at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,18 +1,52 @@
-"""`run`: start a training script with the fix switched on."""
+"""`run`: start Python, or a command, with the fix switched on."""
 
 from __future__ import annotations
 
+import sys
+from typing import NoReturn
+
 import click
 
-from nemo_rl_deadline_fix.errors import DeadlineFixError
+from nemo_rl_deadline_fix import launching
+from nemo_rl_deadline_fix.errors import InvalidInputError
+
+_OWN = ("--best-effort", "--exec", "-h", "--help")
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-m] SCRIPT [ARGUMENTS]...")
-def run(arguments: tuple[str, ...]) -> int:
-    """Run a training script with the fix switched on, as if Python itself had been given it.
+class _Run(click.Command):
+    """Takes its own options in front; all that follows is Python's, or the command's."""
 
-    The script runs as __main__, with its own arguments, sys.argv and sys.path[0]; its exit code is ours.
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = next((at for at, argument in enumerate(args) if argument not in _OWN), len(args))
+        return super().parse_args(ctx, [*args[:own], "--", *args[own:]])
+
+
+@click.command(cls=_Run)
+@click.option("--best-effort", is_flag=True, help="Go on with a warning where the fix cannot be put on.")
+@click.option("--exec", "is_command", is_flag=True, help="Start COMMAND instead of Python.")
+@click.argument("arguments", nargs=-1, type=click.Path(), metavar="ARGUMENTS...")
+def run(arguments: tuple[str, ...], best_effort: bool, is_command: bool) -> NoReturn:
+    """Start Python with the fix switched on in it and in its children.
+
+    ARGUMENTS are all that Python takes: a script, -m MODULE, -X dev, - and so on; with --exec a COMMAND
+    and its arguments, for example `uv run examples/run_grpo_single_controller.py`. Exit code, output and
+    signals are those of what was started. Exit code 2 if NeMo RL's controller has a shape that cannot be
+    fixed.
     """
-    # Reached by --help alone: the entry point takes scripts out before this library is imported.
-    raise DeadlineFixError("run is started by its entry point", advice="call `nemo-rl-deadline-fix run`")
+    if not arguments:
+        raise InvalidInputError(
+            "run needs something to start",
+            found="no argument",
+            supported="run SCRIPT, run -m MODULE, run --exec COMMAND, each with its arguments",
+        )
+    if is_command:
+        launching.start(arguments, best_effort=best_effort)
+    option = launching.dropping_option(arguments)
+    if option is not None:
+        raise InvalidInputError(
+            f"Python would start without the fix because of {option}",
+            found="an option that ignores PYTHONPATH or sitecustomize (-I, -E, -S)",
+            supported="every other option of Python's",
+            advice="leave it out; -P keeps the script's folder off the path as well",
+        )
+    launching.start([sys.executable, *arguments], best_effort=best_effort)

@@ -20,10 +20,10 @@ from unittest import mock
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay import clock
+from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
 from nemo_rl_deadline_fix.replay.clock import now
 from nemo_rl_deadline_fix.replay.gym import Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
-from nemo_rl_deadline_fix.replay.story import dress, holders_left
 from nemo_rl_deadline_fix.replay.subjects import Subject
 from tests.support.await_sites import Site, all_sites, methods_of, site, waiting
 
@@ -183,9 +183,9 @@ class _Scene:
                 for call in ("prepare", "commit", "resume", "abort")
             }
         )
-        self.controller = dress(
+        self.controller = build_controller(
             subject,
-            gym,
+            [gym],
             Parameters(),
             gate=self._gate,
             acknowledge=lambda: self._point("flush", 0),
@@ -276,6 +276,10 @@ class _Scene:
     async def _pump(self, checkpoint_id: str) -> Any:
         """One turn of upstream's pump: finish what is pending, or take a snapshot."""
         controller, path = self.controller, Path(checkpoint_id)
+        # Version C keeps a failed abort and finishes that first.
+        abort = getattr(controller, "_abort_prepared_gym_checkpoint", None)
+        if abort is not None and controller._pending_gym_checkpoint_abort is not None:
+            await abort(controller._pending_gym_checkpoint_abort.checkpoint_id)
         pending = controller._pending_gym_checkpoint_release
         if pending is not None:
             return await controller._release_committed_gym_checkpoint(pending)
@@ -283,7 +287,10 @@ class _Scene:
         try:
             await self._point("publish", None)
         except BaseException:
-            await controller._release_prepared_gym_checkpoint(checkpoint_id, committed=False)
+            if abort is not None:
+                await abort(checkpoint_id)
+            else:
+                await controller._release_prepared_gym_checkpoint(checkpoint_id, committed=False)
             raise
         await controller._release_committed_gym_checkpoint(
             self._subject.pending_release(checkpoint_id, path, False)

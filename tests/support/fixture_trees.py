@@ -1,7 +1,8 @@
 """NeMo RL trees of several shapes, before and after the fix, made from the one under `trees/pinned`.
 
-Each shape is the pinned tree with a few replacements, and what the fix looks like in it is written out
-by hand, so that no test compares the rewriting with itself. All of them run (ray is all they import).
+Each shape is the pinned tree with a few files of another one, or a few replacements, and what the fix
+looks like in it is written out by hand, so that no test compares the rewriting with itself. All of them
+run (ray is all they import). A shape with one capital letter is that version of NeMo RL.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from nemo_rl_deadline_fix.source.checkout import plan, write
 
-PINNED = Path(__file__).parent / "trees" / "pinned"
+TREES = Path(__file__).parent / "trees"
+PINNED = TREES / "pinned"
 PATCHES = Path(__file__).parent.parent.parent / "patches"
 CONTROLLER = "nemo_rl/algorithms/single_controller.py"
 MANAGER = "nemo_rl/experience/rollout_manager.py"
@@ -90,17 +92,25 @@ class Shape:
     """A tree before the fix, as edits of the pinned one, and the controller's edits that fix it.
 
     Attributes:
-        made: Replacements in the pinned controller that make this shape; each fits once.
+        made: Replacements in the controller that make this shape; each fits once.
         fix: Replacements in this shape's controller that fix it; each fits once.
+        tree: The folder under `trees` whose files take the place of the pinned ones.
+        manager: Replacements in the pinned manager that make this shape; each fits once.
     """
 
     made: tuple[Replacement, ...] = ()
     fix: tuple[Replacement, ...] = (CLOSE_FIX, FAILURE_FIX, RELEASE_FIX)
+    tree: str = "pinned"
+    manager: tuple[Replacement, ...] = ()
 
     @property
     def before(self) -> dict[str, str]:
         """Text by file, as it is without the fix."""
-        return {CONTROLLER: edited(pinned(CONTROLLER), *self.made), MANAGER: pinned(MANAGER)}
+        controller = (TREES / self.tree / CONTROLLER).read_text()
+        return {
+            CONTROLLER: edited(controller, *self.made),
+            MANAGER: edited(pinned(MANAGER), *self.manager),
+        }
 
     @property
     def after(self) -> dict[str, str]:
@@ -136,11 +146,15 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
 
     Args:
         folder: Where to put it; made if it is not there.
-        shape: A shape, or its name in `SHAPES`.
+        shape: A shape, or its name in `SHAPES` or `VERSIONS`.
         fixed: Whether to write it as it is with the fix.
     """
-    shape = SHAPES[shape] if isinstance(shape, str) else shape
-    shutil.copytree(PINNED, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    if isinstance(shape, str):
+        shape = (SHAPES | VERSIONS)[shape]
+    # Only shapes with the gate that the fix follows have the pinned file of Gym's answers.
+    without = ["__pycache__", *([] if shape.fix else ["gym_checkpoint.py"])]
+    for tree in (PINNED, TREES / shape.tree):
+        shutil.copytree(tree, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*without))
     for name, text in (shape.after if fixed else shape.before).items():
         (folder / name).write_text(text)
     return folder
@@ -175,7 +189,9 @@ def the_patch(number: str) -> Path:
 _PREFIX_CUTS = (
     (
         "        self._gym_acknowledgements: list[Any] = []\n",
-        "        self._generation_prefix_cuts_enabled = actor_args.prefix_cuts\n"
+        "        self._generation_prefix_cuts_enabled = (\n"
+        "            master_config.rollout_checkpointing.gym.generation_prefix_cuts_enabled\n"
+        "        )\n"
         "        self._generation_checkpoint_id: Optional[str] = None\n"
         "        self._gym_acknowledgements: list[Any] = []\n",
     ),
@@ -213,9 +229,132 @@ _PREFIX_CUTS = (
     ),
 )
 
+_CUTS_ARE_PAUSES = (
+    (
+        "    GymCheckpointPrepareResult,\n    validate",
+        "    GymCheckpointPrepareResult,\n    gym_generation_cut_staging_keys,\n    validate",
+    ),
+    (
+        "        self._gym_acknowledgements: list[Any] = []\n",
+        "        self._generation_prefix_cuts_enabled = (\n"
+        "            master_config.rollout_checkpointing.gym.generation_prefix_cuts_enabled\n"
+        "        )\n"
+        "        self._generation_checkpoint_pause_id: Optional[str] = None\n"
+        "        self._generation_checkpoint_decoding_resumed = False\n"
+        "        self._generation_cut_rows: set[str] = set()\n"
+        "        self._gym_acknowledgements: list[Any] = []\n",
+    ),
+    (
+        "    async def _prepare_and_commit_gym_checkpoint(\n",
+        "    async def _clear_generation_cut_staging_rows(self, keys: set[str]) -> None:\n"
+        '        """Forget what a snapshot that failed has cut."""\n'
+        "        if not keys:\n"
+        "            return\n"
+        "        await asyncio.to_thread(self._generation_cut_rows.difference_update, keys)\n"
+        "\n"
+        "    async def _prepare_and_commit_gym_checkpoint(\n",
+    ),
+    (
+        f"        prepared = False\n        {CLEAR}\n",
+        f"        prepared = False\n        generation_cut_staging_keys: set[str] = set()\n        {CLEAR}\n",
+    ),
+    (
+        "            answer = await gym_actor.prepare_checkpoint.remote(\n",
+        "            if self._generation_prefix_cuts_enabled:\n"
+        "                await asyncio.to_thread(\n"
+        "                    self._gen.pause_generation_for_checkpoint, timeout_s=timeout_s\n"
+        "                )\n"
+        "                self._generation_checkpoint_pause_id = checkpoint_id\n"
+        "            answer = await gym_actor.prepare_checkpoint.remote(\n",
+    ),
+    (
+        "            if not prepare.ready:\n",
+        "            generation_cut_staging_keys = gym_generation_cut_staging_keys(prepare)\n"
+        "            if not prepare.ready:\n",
+    ),
+    (
+        "            prepared = True\n",
+        "            prepared = True\n"
+        "            if self._generation_checkpoint_pause_id == checkpoint_id:\n"
+        "                await asyncio.to_thread(\n"
+        "                    self._gen.resume_generation_after_cut, timeout_s=timeout_s\n"
+        "                )\n"
+        "                self._generation_checkpoint_decoding_resumed = True\n",
+    ),
+    (
+        "            if prepared:\n",
+        "            try:\n"
+        "                await self._clear_generation_cut_staging_rows(\n"
+        "                    generation_cut_staging_keys\n"
+        "                )\n"
+        "            except BaseException as cleanup_error:\n"
+        "                recovery_errors.append(cleanup_error)\n"
+        "            if prepared:\n",
+    ),
+    (
+        f"            else:\n                {SET}\n",
+        "            else:\n"
+        "                if self._generation_checkpoint_pause_id == checkpoint_id:\n"
+        "                    try:\n"
+        "                        await asyncio.to_thread(\n"
+        "                            self._gen.resume_generation_after_checkpoint,\n"
+        "                            timeout_s=timeout_s,\n"
+        "                        )\n"
+        "                    except BaseException as pause_error:\n"
+        "                        recovery_errors.append(pause_error)\n"
+        "                    else:\n"
+        "                        self._generation_checkpoint_pause_id = None\n"
+        f"                {SET}\n",
+    ),
+    (
+        "        # Not reached where Gym did not confirm: then admission stays closed.\n",
+        "        if self._generation_checkpoint_pause_id == checkpoint_id:\n"
+        "            end_pause = (\n"
+        "                self._gen.finish_generation_checkpoint\n"
+        "                if self._generation_checkpoint_decoding_resumed\n"
+        "                else self._gen.resume_generation_after_checkpoint\n"
+        "            )\n"
+        "            await asyncio.to_thread(end_pause, timeout_s=timeout_s)\n"
+        "            self._generation_checkpoint_pause_id = None\n"
+        "            self._generation_checkpoint_decoding_resumed = False\n"
+        "        # Not reached where Gym did not confirm: then admission stays closed.\n",
+    ),
+)
+
 SHAPES: dict[str, Shape] = {
     "pinned": Shape(),
     "prefix_cuts": Shape(made=_PREFIX_CUTS),
+    "B": Shape(
+        made=_CUTS_ARE_PAUSES,
+        fix=(
+            (
+                f"set[str] = set()\n        {CLEAR}",
+                f"set[str] = set()\n        {WHY}\n        {HOLD}\n        {CLEAR}",
+            ),
+            FAILURE_FIX,
+            RELEASE_FIX,
+        ),
+    ),
+    "C": Shape(
+        tree="sharded",
+        fix=(
+            (
+                f"attempted = False\n        {CLEAR}",
+                f"attempted = False\n        {WHY}\n        {HOLD}\n        {CLEAR}",
+            ),
+            (
+                f"        {CLEAR}\n        calls = []",
+                f"        {WHY}\n        {HOLD}\n        {CLEAR}\n        calls = []",
+            ),
+            (
+                f"        {CLEAR}\n        with_models",
+                f"        {WHY}\n        {HOLD}\n        {CLEAR}\n        with_models",
+            ),
+            FAILURE_FIX,
+            RELEASE_FIX,
+            (f'("restore", calls)\n        {SET}', f'("restore", calls)\n        {SET}\n        {LET_GO}'),
+        ),
+    ),
     "renamed_local": Shape(
         made=(
             (
@@ -323,3 +462,187 @@ SHAPES: dict[str, Shape] = {
     ),
 }
 """By name: every shape that the fix is written into."""
+
+_DISPATCH_GATE = (
+    (
+        "from dataclasses import dataclass\n",
+        "from collections.abc import AsyncIterator\n"
+        "from contextlib import asynccontextmanager\n"
+        "from dataclasses import dataclass\n",
+    ),
+    (
+        "class RequestDeadlineRegistry:\n",
+        "class RolloutDispatchAdmissionGate:\n"
+        '    """Keeps new rollouts back; those that Gym has already are none of its business."""\n'
+        "\n"
+        "    def __init__(self) -> None:\n"
+        "        self._condition = asyncio.Condition()\n"
+        "        self._closed = False\n"
+        "        self._active_submissions = 0\n"
+        "\n"
+        "    @asynccontextmanager\n"
+        "    async def admission(self) -> AsyncIterator[None]:\n"
+        '        """Send one rollout to Gym, as soon as the gate is open."""\n'
+        "        async with self._condition:\n"
+        "            await self._condition.wait_for(lambda: not self._closed)\n"
+        "            self._active_submissions += 1\n"
+        "        try:\n"
+        "            yield\n"
+        "        finally:\n"
+        "            async with self._condition:\n"
+        "                self._active_submissions -= 1\n"
+        "                self._condition.notify_all()\n"
+        "\n"
+        "    @asynccontextmanager\n"
+        "    async def closed(self) -> AsyncIterator[None]:\n"
+        '        """Keep the gate closed for the body, and wait for what is on its way first."""\n'
+        "        async with self._condition:\n"
+        "            await self._condition.wait_for(lambda: not self._closed)\n"
+        "            self._closed = True\n"
+        "        try:\n"
+        "            async with self._condition:\n"
+        "                await self._condition.wait_for(lambda: not self._active_submissions)\n"
+        "            yield\n"
+        "        finally:\n"
+        "            async with self._condition:\n"
+        "                self._closed = False\n"
+        "                self._condition.notify_all()\n"
+        "\n"
+        "\n"
+        "class RequestDeadlineRegistry:\n",
+    ),
+    (
+        "    def set_weight_version(self, version: int) -> None:\n",
+        "    def set_rollout_dispatch_admission_gate(\n"
+        "        self, gate: RolloutDispatchAdmissionGate\n"
+        "    ) -> None:\n"
+        "        self._dispatch_gate = gate\n"
+        "\n"
+        "    def set_weight_version(self, version: int) -> None:\n",
+    ),
+)
+_NAMED_HOLDERS = (
+    (
+        "    def __init__(self) -> None:\n"
+        '        self._live: set["_Deadline"] = set()\n'
+        "        self.suspended = False\n",
+        '    _DEFAULT_HOLDER = "generation_stand_down"\n'
+        "\n"
+        "    def __init__(self) -> None:\n"
+        '        self._live: set["_Deadline"] = set()\n'
+        "        self._suspension_holders: set[str] = set()\n"
+        "\n"
+        "    @property\n"
+        "    def suspended(self) -> bool:\n"
+        "        return bool(self._suspension_holders)\n",
+    ),
+    (
+        "    def suspend(self) -> None:\n"
+        "        if self.suspended:\n"
+        "            return\n"
+        "        self.suspended = True\n",
+        "    def suspend(self, holder: str = _DEFAULT_HOLDER) -> None:\n"
+        "        first = not self._suspension_holders\n"
+        "        self._suspension_holders.add(holder)\n"
+        "        if not first:\n"
+        "            return\n",
+    ),
+    (
+        "    def resume(self) -> None:\n"
+        "        if not self.suspended:\n"
+        "            return\n"
+        "        self.suspended = False\n",
+        "    def resume(self, holder: str = _DEFAULT_HOLDER) -> None:\n"
+        "        if holder not in self._suspension_holders:\n"
+        "            return\n"
+        "        self._suspension_holders.remove(holder)\n"
+        "        if self._suspension_holders:\n"
+        "            return\n",
+    ),
+    *(
+        (
+            forward,
+            forward.replace(
+                "(self)", "(\n        self, holder: str = RequestDeadlineRegistry._DEFAULT_HOLDER\n    )"
+            ),
+        )
+        for forward in FORWARDS
+    ),
+    ("        self._request_deadlines.suspend()", "        self._request_deadlines.suspend(holder)"),
+    ("        self._request_deadlines.resume()", "        self._request_deadlines.resume(holder)"),
+)
+_RETIRES = (
+    (
+        "    @contextlib.asynccontextmanager\n",
+        "    async def _retire_dropped_gym_episodes(\n"
+        "        self, coordinator: GymCheckpointCoordinator, checkpoint_id: str\n"
+        "    ) -> None:\n"
+        '        """Have Gym end what RL gave up on; it refuses that once it is prepared."""\n'
+        "        dropped = {\n"
+        "            label: tuple(self._dropped_gym_episodes.pop(label, ()))\n"
+        "            for label in coordinator.instance_ids\n"
+        "        }\n"
+        "        if any(dropped.values()):\n"
+        "            await coordinator.retire(checkpoint_id, dropped)\n"
+        "\n"
+        "    @contextlib.asynccontextmanager\n",
+    ),
+    (
+        "            async with coordinator.prepared(checkpoint_id):\n",
+        "            await self._retire_dropped_gym_episodes(coordinator, checkpoint_id)\n"
+        "            async with coordinator.prepared(checkpoint_id):\n",
+    ),
+)
+_SUSPENDS = (
+    (
+        "\n\n@ray.remote(",
+        "\n# Whose pause of the rollouts' clocks it is.\n"
+        '_GYM_CHECKPOINT_DEADLINE_HOLDER = "gym_checkpoint"\n'
+        "\n\n@ray.remote(",
+    ),
+    (
+        "            await self._retire_dropped_gym_episodes(coordinator, checkpoint_id)\n"
+        "            async with coordinator.prepared(checkpoint_id):\n"
+        "                commit = await coordinator.commit(\n"
+        "                    checkpoint_id,\n"
+        "                    checkpoint_path,\n"
+        "                    self._gym_checkpoint_inventory(coordinator),\n"
+        "                )\n"
+        "                yield commit\n",
+        "            self._rollout_manager.suspend_request_deadlines(\n"
+        "                _GYM_CHECKPOINT_DEADLINE_HOLDER\n"
+        "            )\n"
+        "            try:\n"
+        "                await self._retire_dropped_gym_episodes(coordinator, checkpoint_id)\n"
+        "                async with coordinator.prepared(checkpoint_id):\n"
+        "                    commit = await coordinator.commit(\n"
+        "                        checkpoint_id,\n"
+        "                        checkpoint_path,\n"
+        "                        self._gym_checkpoint_inventory(coordinator),\n"
+        "                    )\n"
+        "                    yield commit\n"
+        "            finally:\n"
+        "                self._rollout_manager.resume_request_deadlines(\n"
+        "                    _GYM_CHECKPOINT_DEADLINE_HOLDER\n"
+        "                )\n",
+    ),
+)
+
+VERSIONS: dict[str, Shape] = {
+    "before": Shape(tree="before", fix=()),
+    "A": SHAPES["pinned"],
+    "B": SHAPES["B"],
+    "C": SHAPES["C"],
+    "E": Shape(tree="coordinator", manager=_DISPATCH_GATE, fix=()),
+    "F": Shape(tree="coordinator", made=_RETIRES, manager=_DISPATCH_GATE, fix=()),
+    "D": Shape(
+        tree="coordinator",
+        made=(*_RETIRES, *_SUSPENDS),
+        manager=(*_DISPATCH_GATE, *_NAMED_HOLDERS),
+        fix=(),
+    ),
+    "N": Shape(tree="nightly", manager=(*_DISPATCH_GATE, *_NAMED_HOLDERS), fix=()),
+    "A's controller, D's manager": Shape(manager=(*_DISPATCH_GATE, *_NAMED_HOLDERS)),
+    "D's controller, A's manager": Shape(tree="coordinator", made=(*_RETIRES, *_SUSPENDS), fix=()),
+}
+"""By name: every NeMo RL that is known, and two that were put together from two of them."""

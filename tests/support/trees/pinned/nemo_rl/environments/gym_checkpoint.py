@@ -36,3 +36,8 @@ def validate_gym_checkpoint_manifests(
     checkpoint_dir: Path, checkpoint: GymCheckpointCommitResult
 ) -> None:
     """Accept what was written: this stand-in keeps no files."""
+
+
+def gym_generation_cut_staging_keys(prepare: GymCheckpointPrepareResult) -> set[str]:
+    """Rows that hold cut generations: this stand-in's Gym makes none."""
+    return set()
