@@ -118,11 +118,12 @@ def install() -> Report:
     return report
 
 
-def on_import(module: ModuleType) -> Report:
+def on_import(module: ModuleType, *, announce: bool = True) -> Report:
     """Switch the fix on for a controller module whose code has run, be it that its import has not ended.
 
     Args:
         module: `nemo_rl.algorithms.single_controller`.
+        announce: Whether to log at INFO that it is on, where it was not before.
 
     Returns:
         As `install`.
@@ -142,7 +143,8 @@ def on_import(module: ModuleType) -> Report:
             state = State.PATCHED
             if _forget_exports(unpatched):
                 warnings += (LATE,)
-            log(logging.INFO, "deadline fix %s is on: %s", __version__, IS_ON)
+            if announce:
+                log(logging.INFO, "deadline fix %s is on: %s", __version__, IS_ON)
     for text in warnings:
         log(logging.WARNING, "%s", text)
     return Report(state, finding.found, warnings, clocks())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import DeadlineFixError, UnsupportedTargetError
-from nemo_rl_deadline_fix.registry import logger
+from nemo_rl_deadline_fix.observing import logger
 from nemo_rl_deadline_fix.replay import simulation, subjects
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
