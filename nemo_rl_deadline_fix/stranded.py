@@ -20,8 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
-
-logger = logging.getLogger("nemo_rl.deadline_fix")
+from nemo_rl_deadline_fix.observing import count_stranded, log, log_telemetry, now
 
 LOOK_EVERY_S = 0.5
 PAUSE_PER_LOOK = 10
@@ -194,21 +193,19 @@ class Snapshot:
         """Count a call that failed; the first one is logged."""
         self.failed += 1
         if self.failed == 1:
-            with suppress(Exception):
-                logger.warning(
-                    "Stranded replies: %s failed and is tried again at the next look: %s: %s",
-                    what,
-                    type(error).__name__,
-                    error,
-                )
+            line = "Stranded replies: %s failed and is tried again at the next look: %s: %s"
+            log(logging.WARNING, line, what, type(error).__name__, error)
 
     def end(self) -> None:
         """Stop watching, and say what was done."""
         # A cancelled task takes no other step than its own end.
         for task in self.tasks:
             task.cancel()
-        with suppress(Exception):
-            logger.info("Stranded replies in this snapshot: %s", self)
+        numbers = {"acknowledged": len(self.acknowledged), "unknown": self.unknown, "failed": self.failed}
+        count_stranded(**numbers)
+        log(logging.INFO, "Stranded replies in this snapshot: %s", self)
+        metrics = {name: float(number) for name, number in numbers.items()}
+        log_telemetry(self.controller, metrics, targets.STRANDED_PREFIX)
 
     def __str__(self) -> str:
         first = [f"{rollout_id} attempt {attempt}" for rollout_id, attempt in self.acknowledged[:3]]
@@ -243,10 +240,10 @@ class Agent:
         pause = LOOK_EVERY_S
         while True:
             try:
-                started = _now()
+                started = now()
                 status = await self._get("status", checkpoint_id=self.snapshot.checkpoint_id)
                 due = await self._look(status["executions"])
-                pause = max(LOOK_EVERY_S, PAUSE_PER_LOOK * (_now() - started))
+                pause = max(LOOK_EVERY_S, PAUSE_PER_LOOK * (now() - started))
                 self.snapshot.running[self.identity.server_name] = int(status.get("running", 0))
                 for keys in _pieces(due, BATCH):
                     await self._acknowledge(keys)
@@ -265,10 +262,10 @@ class Agent:
         before, seen = self._seen, dict[Key, float]()
         due: list[Key] = []
         for keys in _pieces(finished, CHUNK):
-            now = _now()
+            at = now()
             for key, said in self.snapshot.unwanted(keys):
-                seen[key] = before.get(key, now)
-                if key in before and self.snapshot.is_due(said, now - seen[key]):
+                seen[key] = before.get(key, at)
+                if key in before and self.snapshot.is_due(said, at - seen[key]):
                     due.append(key)
             await asyncio.sleep(0)
         self.snapshot.state.seen[self.label, self.identity.server_name] = seen
@@ -298,9 +295,9 @@ class Agent:
 
     async def _send(self, entries: Sequence[Entry]) -> bool:
         """ACK in one call what is still due; False where that is refused, which changes nothing in Gym."""
-        seen, now = self._seen, _now()
+        seen, at = self._seen, now()
         unwanted = self.snapshot.unwanted([key for key, _receipt in entries])
-        due = {key: said for key, said in unwanted if self.snapshot.is_due(said, now - seen.get(key, now))}
+        due = {key: said for key, said in unwanted if self.snapshot.is_due(said, at - seen.get(key, at))}
         name = self.identity.participant_name
         payload = [{"receipt": receipt, "agent_name": name} for key, receipt in entries if key in due]
         if not payload:
@@ -371,7 +368,7 @@ def _begin(controller: Any, checkpoint_id: str) -> Snapshot | None:
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):
         if not hasattr(controller, _STAYS_OUT):
-            logger.error("What NeMo RL has given up on is NOT acknowledged in this run: %s", reason)
+            log(logging.ERROR, "What NeMo RL has given up on is NOT acknowledged in this run: %s", reason)
             setattr(controller, _STAYS_OUT, True)
     return None
 
@@ -422,7 +419,3 @@ def _identity(entry: Any) -> Key:
 
 def _pieces(keys: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
     return (keys[start : start + size] for start in range(0, len(keys), size))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -136,9 +136,10 @@ def _switched_off() -> Iterator[None]:
 
 
 def _switch_off() -> None:
-    wrapping.shipped_here = False
+    wrapping.shipped_here = wrapping.acknowledges_here = False
     nemo_rl_deadline_fix.uninstall()
     observing._watches.clear()
+    observing._stranded.clear()
 
 
 _CHECKOUT = pytest.StashKey[Target | None]()

@@ -6,15 +6,20 @@ import asyncio
 import copy
 import logging
 import pickle
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemo_rl_deadline_fix import stranded
+import nemo_rl_deadline_fix
+from nemo_rl_deadline_fix import observing, stranded
 from nemo_rl_deadline_fix.stranded import Memory, Verdict, verdict
 from tests.conftest import virtual
+from tests.support import upstream_like
 from tests.support.gym_agents import GymError, Key, Work
 from tests.support.recovering_rl import Controller, Plan, ShardedController, World, with_fix
 from tests.support.recovery_ledger import (
@@ -25,6 +30,7 @@ from tests.support.recovery_ledger import (
 )
 
 PREPARE_TIMEOUT_S = 4.0
+ROOT = Path(__file__).parent.parent
 
 
 def steady(seconds: float = 1.0) -> Plan:
@@ -182,7 +188,7 @@ async def give_up(world: World, group_id: str = "group") -> Key:
     return f"{group_id}_g1", 0
 
 
-def build(*, acknowledge: bool = True, clocks: bool = False, **options: Any) -> World:
+def build(*, acknowledge: bool = True, clocks: bool = True, **options: Any) -> World:
     """A controller with a Gym actor and its agents, in the running loop."""
     return World(with_fix(Controller, clocks=clocks, acknowledge=acknowledge), **options)
 
@@ -671,7 +677,7 @@ def test_stays_out_where_rl_retires_by_itself(
 ):
     """A NeMo RL that retires what it gives up needs no help."""
     module = SimpleNamespace(GYM_AGENT_RETIRE_PATH="/retire")
-    monkeypatch.setitem(stranded.sys.modules, "nemo_rl.environments.gym_checkpoint", module)
+    monkeypatch.setitem(sys.modules, "nemo_rl.environments.gym_checkpoint", module)
     actor = Silent()
 
     async def original(controller: Any, checkpoint_id: str) -> None:
@@ -696,22 +702,121 @@ def test_participants_are_asked_for_again(caplog: pytest.LogCaptureFixture):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_log_handler_that_raises_costs_nothing(monkeypatch: pytest.MonkeyPatch):
-    """A logger that raises keeps neither the snapshot from being saved nor a reply from being ACKed."""
+def test_log_handler_that_raises_costs_nothing(request: pytest.FixtureRequest):
+    """A log handler that raises keeps neither the snapshot from being saved nor a reply from being ACKed."""
 
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("the log is full")
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("the disk is full")
 
     async def story() -> tuple[bool, World]:
         world = build()
         await world.controller.snapshot("the first one follows the ledger")
         await give_up(world)
         world.gym.faults["status"] = [refuse]
-        for level in ("info", "warning", "error"):
-            monkeypatch.setattr(stranded.logger, level, broken)
+        observing.logger.addHandler(full)
         return await world.controller.snapshot("snapshot"), world
 
+    full = Full(logging.DEBUG)
+    request.addfinalizer(lambda: observing.logger.removeHandler(full))
     saved, world = virtual(story())
 
     assert saved
     assert len(world.touched) == 1
+
+
+# ── what operators see ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_line_and_numbers_per_snapshot(caplog: pytest.LogCaptureFixture):
+    """One INFO line per snapshot, its numbers where the controller logs its snapshots, and totals."""
+
+    async def story() -> World:
+        world = build()
+        await world.controller.snapshot("the first one follows the ledger")
+        await give_up(world)
+        world.gym.faults["status"] = [refuse]
+        await world.controller.snapshot("snapshot")
+        return world
+
+    caplog.set_level(logging.INFO)
+    world = virtual(story())
+
+    lines = [one.message for one in caplog.records if one.message.startswith("Stranded replies in this")]
+    assert lines == [
+        "Stranded replies in this snapshot: 0 acknowledged, 0 of them unknown to NeMo RL's ledger; 0 calls "
+        "failed",
+        "Stranded replies in this snapshot: 1 acknowledged (group_g1 attempt 0), 0 of them unknown to NeMo "
+        "RL's ledger; 1 calls failed",
+    ]
+    logged = [one for one in world.controller.telemetry if one[2] == "rollout/stranded"]
+    assert logged == [
+        ({"acknowledged": 0.0, "unknown": 0.0, "failed": 0.0}, 7, "rollout/stranded"),
+        ({"acknowledged": 1.0, "unknown": 0.0, "failed": 1.0}, 7, "rollout/stranded"),
+    ]
+    totals = {name: number for name, number in nemo_rl_deadline_fix.metrics().items() if "stranded" in name}
+    assert totals == {
+        "rollout/stranded/acknowledged_total": 1.0,
+        "rollout/stranded/unknown_total": 0.0,
+        "rollout/stranded/failed_total": 1.0,
+    }
+
+
+def test_off_by_default():
+    """Without the choice nothing of it is imported, and no metric speaks of it."""
+    code = (
+        "import sys, asyncio, nemo_rl_deadline_fix\n"
+        "from tests.support import upstream_like as like\n"
+        "from nemo_rl_deadline_fix.replay import clock\n"
+        "async def story(): await like.snapshot(like.controller(), 'id')\n"
+        "clock.run(story())\n"
+        "assert 'nemo_rl_deadline_fix.stranded' not in sys.modules\n"
+        "assert not any('stranded' in name for name in nemo_rl_deadline_fix.metrics())\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_off_and_out_of_time_is_explained(caplog: pytest.LogCaptureFixture):
+    """Without the choice, each snapshot whose prepare ran out of time says what it usually waited for."""
+
+    async def story() -> list[bool]:
+        world = build(acknowledge=False)
+        await give_up(world)
+        return [await world.controller.snapshot(name) for name in ("one", "two")]
+
+    saved = virtual(story())
+
+    assert saved == [False, False]
+    warnings = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert "completed_unacknowledged" in warnings[0]
+    assert "install(acknowledge=True)" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "warned"),
+    [
+        (TimeoutError("late"), True),
+        (RuntimeError("not ready: completed_unacknowledged=1"), True),
+        (ExceptionGroup("of two shards", [ValueError(), TimeoutError()]), True),
+        (ValueError("no such folder"), False),
+        (asyncio.CancelledError(), False),
+    ],
+)
+def test_failed_snapshot_comes_out_as_it_is(
+    error: BaseException, warned: bool, caplog: pytest.LogCaptureFixture
+):
+    """Whether it is explained or not, what the snapshot raised is the same object."""
+
+    async def story() -> BaseException:
+        controller = upstream_like.controller({"prepare": [error]})
+        try:
+            await upstream_like.snapshot(controller, "id")
+        except BaseException as raised:
+            return raised
+        raise AssertionError("the snapshot was saved")
+
+    assert virtual(story()) is error
+
+    assert any(one.levelname == "WARNING" for one in caplog.records) is warned

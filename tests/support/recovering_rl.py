@@ -233,13 +233,13 @@ class World:
 
 
 def with_fix(
-    controller: type[Controller], *, clocks: bool = False, acknowledge: bool = True
+    controller: type[Controller], *, clocks: bool = True, acknowledge: bool = True
 ) -> type[Controller]:
-    """A subclass of a controller with one half of the fix on it, with both, or with none."""
+    """A subclass of a controller with the fix on it, with one half of it, or with none."""
     subclass = type(controller.__name__, (controller,), {})
     if clocks:
-        patch(subclass)
-    if acknowledge:
+        patch(subclass, acknowledge=acknowledge)
+    elif acknowledge:
         original = getattr(subclass, PREPARE)
 
         async def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
