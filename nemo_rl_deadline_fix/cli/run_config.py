@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from nemo_rl_deadline_fix.cli.printing import console, print_json, printable
-from nemo_rl_deadline_fix.config.exposure import Exposure, assess, shown
-from nemo_rl_deadline_fix.config.runconfig import load
+from nemo_rl_deadline_fix.config.findings import Exposure, Finding, assess, shown
+from nemo_rl_deadline_fix.config.loading import DEFAULT, load
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -25,7 +26,8 @@ def check_config(config: Path, overrides: list[str], as_json: bool) -> int:
         as_json: One JSON object instead of text.
 
     Returns:
-        0 if there is nothing to change (an info is not counted), 1 if there is an error or a warning.
+        0 if there is nothing to change (an info is not counted), 1 if there is an error or a warning, 2 if
+        a wrong value hides whether the run is exposed.
 
     Raises:
         InvalidInputError: It could not be decided; exit code 2 at the edge.
@@ -35,7 +37,7 @@ def check_config(config: Path, overrides: list[str], as_json: bool) -> int:
         print_json(_as_dict(config, exposure))
     else:
         _print(exposure)
-    return int(exposure.counts)
+    return exposure.exit_code
 
 
 def _as_dict(config: Path, exposure: Exposure) -> dict[str, Any]:
@@ -43,30 +45,38 @@ def _as_dict(config: Path, exposure: Exposure) -> dict[str, Any]:
         "config": str(config),
         "exposed": exposure.exposed,
         "values": [dataclasses.asdict(setting) for setting in exposure.values],
-        "findings": [dataclasses.asdict(finding) for finding in exposure.findings],
+        "findings": [_finding(finding) for finding in exposure.findings],
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    # Key, value and origin stand among the others, as in "values".
+    flat = dataclasses.asdict(finding)
+    return {"id": flat.pop("id"), "severity": flat.pop("severity"), **flat.pop("setting"), **flat}
 
 
 def _print(exposure: Exposure) -> None:
     out = console()
-    verdict = exposure.verdict[0].upper() + exposure.verdict[1:] + "."
-    out.print(Text(verdict, style="bold"), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("key", "value", "origin"):
-        table.add_column(heading, overflow="fold")
-    for setting in exposure.values:
-        style = "dim" if setting.origin == "default" else ""
-        table.add_row(
-            Text(setting.key), Text(shown(setting.value)), Text(printable(setting.origin)), style=style
-        )
+    _fold(out, f"{exposure.verdict[0].upper()}{exposure.verdict[1:]}.", "bold")
     out.print()
-    out.print(table)
+    for setting in exposure.values:
+        if setting.origin != DEFAULT:
+            _fold(out, f"{setting.key} = {shown(setting.value)} ({setting.origin})")
     for finding in exposure.findings:
         out.print()
-        head = Text.assemble(
-            (f"{finding.id} {finding.severity}", _COLOURS[finding.severity]),
-            f" {printable(finding.key)} = {shown(finding.value)} ({printable(finding.origin)})",
-        )
-        out.print(head, soft_wrap=True)
-        out.print(Text(f"  {printable(finding.message)}"), soft_wrap=True)
-        out.print(Text(f"  do this: {printable(finding.advice)}"), soft_wrap=True)
+        _fold(out, f"{finding.id} {finding.severity}: {finding.message}", _COLOURS[finding.severity])
+        _fold(out, f"  here: {finding.why}")
+        _fold(out, f"  then: {finding.consequence}")
+        _fold(out, f"  do this: {finding.advice}")
+
+
+def _fold(out: Console, text: str, style: str = "") -> None:
+    """Print a paragraph, folded at spaces only: a key, a path or a command stays in one piece."""
+    lines = textwrap.wrap(
+        printable(text),
+        out.width,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    out.print(Text("\n".join(lines), style=style), soft_wrap=True)

@@ -58,6 +58,11 @@ def check(arguments: tuple[str, ...], config: Path | None, as_json: bool) -> int
     if config is not None:
         from nemo_rl_deadline_fix.cli.run_config import check_config
 
+        if paths := [given for given in arguments if "=" not in given and not given.startswith("~")]:
+            raise InvalidInputError(
+                f"check takes a PATH or --config, not both: {paths[0]} and --config {config}",
+                supported="KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY together with --config FILE",
+            )
         return check_config(config, list(arguments), as_json)
     if len(arguments) > 1:
         raise InvalidInputError(
