@@ -213,9 +213,9 @@ class Snapshot:
         keys = f" ({', '.join(first)}{f' and {left} more' if left else ''})" if first else ""
         running = sum(self.running.values())
         return (
-            f"{len(self.acknowledged)} acknowledged{keys}, {self.unknown} of them unknown to NeMo RL's "
-            f"ledger; {self.failed} calls failed"
-            + (f"; {running} runs had not reached a turn boundary at the last look" if running else "")
+            f"{len(self.acknowledged)} acknowledged{keys}; of these unknown to NeMo RL's ledger: "
+            f"{self.unknown}; failed calls: {self.failed}"
+            + (f"; runs that had not come to a turn boundary: {running}" if running else "")
         )
 
 
@@ -305,7 +305,7 @@ class Agent:
         try:
             await self.actor.acknowledge_completed_executions.remote(payload)
         except Exception as error:
-            self.snapshot.refused(f"the ACK of {len(payload)} replies", error)
+            self.snapshot.refused(f"an ACK ({len(payload)} in it)", error)
             return False
         self.snapshot.acknowledged += due
         self.snapshot.unknown += sum(said is Verdict.UNKNOWN for said in due.values())

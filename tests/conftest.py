@@ -103,10 +103,12 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def ray() -> Iterator[Any]:
-    """One local Ray for all tests; its workers can import the shadow package, and this one."""
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One local Ray for all tests; its workers can import the shadow package and these tests, not ours."""
+    folder = tmp_path_factory.mktemp("importable")
+    (folder / "tests").symlink_to(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(SHADOW), str(Path(__file__).parent.parent))))
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(SHADOW), str(folder))))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")

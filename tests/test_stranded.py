@@ -327,7 +327,7 @@ def test_batch_that_is_refused_goes_one_by_one(caplog: pytest.LogCaptureFixture)
     assert len(world.touched) == 4
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "the ACK of 5 replies failed" in warnings[0]
+    assert "an ACK (5 in it) failed" in warnings[0]
     assert (
         "4 acknowledged (group_g1 attempt 0, group_g2 attempt 0, group_g4 attempt 0 and 1 more)"
         in caplog.text
@@ -531,7 +531,7 @@ def test_hung_run_is_named_and_stays(caplog: pytest.LogCaptureFixture):
     assert not saved
     assert running == [("group_g1", 0)]
     assert routes == {"prepare", "status", "resume"}
-    assert "1 runs had not reached a turn boundary at the last look" in caplog.text
+    assert "runs that had not come to a turn boundary: 1" in caplog.text
 
 
 # ── what comes out ───────────────────────────────────────────────────────────────────────────────────────
@@ -744,10 +744,10 @@ def test_one_line_and_numbers_per_snapshot(caplog: pytest.LogCaptureFixture):
 
     lines = [one.message for one in caplog.records if one.message.startswith("Stranded replies in this")]
     assert lines == [
-        "Stranded replies in this snapshot: 0 acknowledged, 0 of them unknown to NeMo RL's ledger; 0 calls "
-        "failed",
-        "Stranded replies in this snapshot: 1 acknowledged (group_g1 attempt 0), 0 of them unknown to NeMo "
-        "RL's ledger; 1 calls failed",
+        "Stranded replies in this snapshot: 0 acknowledged; of these unknown to NeMo RL's ledger: 0; failed "
+        "calls: 0",
+        "Stranded replies in this snapshot: 1 acknowledged (group_g1 attempt 0); of these unknown to NeMo "
+        "RL's ledger: 0; failed calls: 1",
     ]
     logged = [one for one in world.controller.telemetry if one[2] == "rollout/stranded"]
     assert logged == [

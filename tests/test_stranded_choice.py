@@ -110,7 +110,7 @@ def test_choice_travels_into_the_actor(choice: bool):
 
     assert there.acknowledge is choice
     assert said.state is State.PATCHED
-    totals = "3 acknowledged so far, 1 of them unknown to its ledger, 2 calls failed"
+    totals = "3 so far; of these unknown to its ledger: 1; failed calls: 2"
     assert said.stranded == (f"{LINE}: {totals}" if choice else "")
     assert metrics()["rollout/stranded/acknowledged_total"] == 3.0
 
