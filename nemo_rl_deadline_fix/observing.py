@@ -206,9 +206,7 @@ def count_stranded(acknowledged: int, unknown: int, failed: int) -> None:
 def stranded_so_far() -> str:
     """What `count_stranded` has counted in this process, in words."""
     acknowledged, unknown, failed = (_stranded.get(name, 0) for name in ("acknowledged", "unknown", "failed"))
-    return (
-        f"{acknowledged} acknowledged so far, {unknown} of them unknown to its ledger, {failed} calls failed"
-    )
+    return f"{acknowledged} so far; of these unknown to its ledger: {unknown}; failed calls: {failed}"
 
 
 def warn_of_timeout(error: BaseException) -> None:

@@ -93,7 +93,9 @@ KEY: Key = ("group_g0", 0)
         ("abandoned", 1, ("", 0), False, False, U),
     ],
 )
-def test_verdict(status: str, attempts: int, key: Key, remembered: bool, outbox: bool, expected: Verdict):
+def test_verdict(
+    status: str, attempts: int, key: Key, remembered: bool, outbox: bool, expected: Verdict
+) -> None:
     """What RL can still do with a reply, by the ledger, the memory and the outbox."""
     memory, pending = ({key} if remembered else set()), ({key} if outbox else set())
 
@@ -112,7 +114,7 @@ def test_verdict(status: str, attempts: int, key: Key, remembered: bool, outbox:
     ("status", "remembered"),
     [("sealed", [("group_g0", 0)]), ("dispatched", [("group_g0", 0), ("group_g0", 1)])],
 )
-def test_discarded_group_is_remembered(call: Callable[..., None], status: str, remembered: list[Key]):
+def test_discarded_group_is_remembered(call: Callable[..., None], status: str, remembered: list[Key]) -> None:
     """A discarded group leaves its unused attempts behind, however the call names it; not the sealed ones."""
     memory, followed = Memory(), ledger(status, attempts=2)
     memory.follow(followed)
@@ -124,7 +126,7 @@ def test_discarded_group_is_remembered(call: Callable[..., None], status: str, r
     assert followed._groups == {}
 
 
-def test_discard_that_fails_is_not_remembered():
+def test_discard_that_fails_is_not_remembered() -> None:
     """The ledger's own refusal comes out as it is, and a group that stays is not forgotten."""
     memory, followed = Memory(), ledger("abandoned")
     memory.follow(followed)
@@ -137,7 +139,7 @@ def test_discard_that_fails_is_not_remembered():
 
 
 @pytest.mark.parametrize("broken", [None, [], [SimpleNamespace(attempts=[])], [SimpleNamespace()]])
-def test_bookkeeping_never_raises_into_rl(broken: Any):
+def test_bookkeeping_never_raises_into_rl(broken: Any) -> None:
     """A group of another shape is discarded like any other."""
     memory, followed = Memory(), ledger("abandoned")
     memory.follow(followed)
@@ -149,7 +151,7 @@ def test_bookkeeping_never_raises_into_rl(broken: Any):
     assert not memory
 
 
-def test_memory_is_bounded(mocker: Any):
+def test_memory_is_bounded(mocker: Any) -> None:
     """The oldest attempts are forgotten first."""
     mocker.patch.object(stranded, "REMEMBERED", 3)
     memory, followed = Memory(), RolloutRecoveryLedger()
@@ -163,7 +165,7 @@ def test_memory_is_bounded(mocker: Any):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copied_ledger_is_its_own(duplicate: Callable[[Any], Any]):
+def test_copied_ledger_is_its_own(duplicate: Callable[[Any], Any]) -> None:
     """A followed ledger can be pickled and deep-copied as before, and a copy discards from itself alone."""
     memory, followed = Memory(), ledger("abandoned")
     memory.follow(followed)
@@ -194,7 +196,7 @@ def build(*, acknowledge: bool = True, clocks: bool = True, **options: Any) -> W
 
 
 @pytest.mark.parametrize("acknowledge", [False, True])
-def test_one_failed_row_strands_its_siblings(acknowledge: bool):
+def test_one_failed_row_strands_its_siblings(acknowledge: bool) -> None:
     """Without any deadline: one HTTP 500 in a group, and no snapshot is saved; with it, all are."""
 
     async def story() -> tuple[World, list[bool]]:
@@ -212,7 +214,7 @@ def test_one_failed_row_strands_its_siblings(acknowledge: bool):
 
 
 @pytest.mark.parametrize("entry", [as_tuple, as_object, as_flat_object])
-def test_outbox_is_rls_own(entry: Any):
+def test_outbox_is_rls_own(entry: Any) -> None:
     """What RL is about to ACK itself is left to it, in each form that versions keep it in."""
 
     async def story() -> World:
@@ -242,7 +244,7 @@ async def hang() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def test_second_look_is_waited_for():
+def test_second_look_is_waited_for() -> None:
     """A reply is ACKed only when it has been seen un-ACKed before: nothing is touched at the first look."""
 
     async def story() -> tuple[float, World]:
@@ -259,7 +261,7 @@ def test_second_look_is_waited_for():
     assert len(world.touched) == 1
 
 
-def test_unknown_reply_is_acknowledged_after_the_grace():
+def test_unknown_reply_is_acknowledged_after_the_grace() -> None:
     """What left the ledger before the first snapshot is unknown, and left alone for half of a prepare."""
 
     async def story() -> tuple[list[float], World]:
@@ -280,7 +282,7 @@ def test_unknown_reply_is_acknowledged_after_the_grace():
     assert world.touched == [("group_g1", 0)]
 
 
-def test_dropped_prompt_is_remembered():
+def test_dropped_prompt_is_remembered() -> None:
     """A group that was dropped while snapshots are taken needs no grace: its attempts are remembered."""
 
     async def story() -> tuple[float, World]:
@@ -301,7 +303,7 @@ def test_dropped_prompt_is_remembered():
     assert list(state.memory) == [("group_g0", 0)]
 
 
-def test_batch_that_is_refused_goes_one_by_one(caplog: pytest.LogCaptureFixture):
+def test_batch_that_is_refused_goes_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     """One reply that Gym refuses to release costs that reply alone."""
 
     async def story() -> tuple[bool, World]:
@@ -335,7 +337,7 @@ def test_batch_that_is_refused_goes_one_by_one(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("route", ["status", "completion-receipt", "acknowledge-completed"])
-def test_call_that_fails_is_tried_again(route: str, caplog: pytest.LogCaptureFixture):
+def test_call_that_fails_is_tried_again(route: str, caplog: pytest.LogCaptureFixture) -> None:
     """Three failures of one route cost three looks, and are logged once."""
 
     async def story() -> tuple[bool, World]:
@@ -352,7 +354,7 @@ def test_call_that_fails_is_tried_again(route: str, caplog: pytest.LogCaptureFix
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_receipt_of_another_attempt_is_not_sent(caplog: pytest.LogCaptureFixture):
+def test_receipt_of_another_attempt_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     """An agent that answers with another execution's receipt gets nothing ACKed by it."""
 
     async def story() -> World:
@@ -376,7 +378,7 @@ def test_receipt_of_another_attempt_is_not_sent(caplog: pytest.LogCaptureFixture
     assert "that of another execution" in caplog.text
 
 
-def test_judged_again_before_the_ack():
+def test_judged_again_before_the_ack() -> None:
     """What has become RL's own while the receipt was fetched is left to RL."""
 
     async def story() -> World:
@@ -399,7 +401,7 @@ def test_judged_again_before_the_ack():
     assert virtual(story()).touched == []
 
 
-def test_redispatched_row_with_the_same_attempt_is_left_alone():
+def test_redispatched_row_with_the_same_attempt_is_left_alone() -> None:
     """A finished reply that RL will ask for again under the same index is dispatched, and so not touched."""
 
     async def story() -> World:
@@ -423,7 +425,7 @@ def test_redispatched_row_with_the_same_attempt_is_left_alone():
 
 
 @pytest.mark.parametrize("fault", [refuse, hang])
-def test_broken_agent_holds_up_no_other(fault: Any):
+def test_broken_agent_holds_up_no_other(fault: Any) -> None:
     """Of two agents one fails or hangs at each look: the other's reply is ACKed at once all the same."""
 
     async def story() -> tuple[float, World]:
@@ -450,7 +452,7 @@ def test_broken_agent_holds_up_no_other(fault: Any):
     assert world.touched == [("group_g1", 0)]
 
 
-def test_several_gym_actors():
+def test_several_gym_actors() -> None:
     """Version C: each Gym actor's agents are looked at, side by side, though their names are the same."""
 
     async def story() -> tuple[bool, list[World]]:
@@ -472,7 +474,7 @@ def test_several_gym_actors():
     assert [world.touched for world in worlds] == [[("group0_g0", 0)], [("group1_g0", 0)]]
 
 
-def test_nothing_is_looked_at_while_gym_writes():
+def test_nothing_is_looked_at_while_gym_writes() -> None:
     """Once an agent is prepared nothing can finish there, so a long commit is left in peace."""
 
     async def story() -> list[tuple[str, str]]:
@@ -483,7 +485,7 @@ def test_nothing_is_looked_at_while_gym_writes():
             await asyncio.sleep(200.0)
             return await commit(*args)
 
-        world.gym.commit_checkpoint = slow  # type: ignore[method-assign]
+        world.gym.commit_checkpoint = slow  # type: ignore[method-assign, assignment]
         assert await world.controller.snapshot("snapshot")
         return world.gym.requests
 
@@ -492,7 +494,7 @@ def test_nothing_is_looked_at_while_gym_writes():
     assert requests.count(("agent", "status")) <= 2
 
 
-def test_parked_run_that_was_given_up_is_left_alone():
+def test_parked_run_that_was_given_up_is_left_alone() -> None:
     """It is live, and so it is saved with its session: the snapshot can be restored."""
 
     async def story() -> tuple[bool, list[bool]]:
@@ -513,7 +515,7 @@ def test_parked_run_that_was_given_up_is_left_alone():
     assert restorable == [True, True]
 
 
-def test_hung_run_is_named_and_stays(caplog: pytest.LogCaptureFixture):
+def test_hung_run_is_named_and_stays(caplog: pytest.LogCaptureFixture) -> None:
     """A run that reaches no turn boundary is left alone; the log says what the snapshot waited for."""
 
     async def story() -> tuple[bool, list[Key], set[str]]:
@@ -565,7 +567,7 @@ class OddError(BaseException):
 @pytest.mark.parametrize(
     "error", [None, ValueError("v"), TimeoutError("t"), OddError("o"), asyncio.CancelledError("c")]
 )
-def test_outcome_is_the_originals(error: BaseException | None):
+def test_outcome_is_the_originals(error: BaseException | None) -> None:
     """What the original returns or raises comes out as the same object; its arguments went in untouched."""
     result, given = object(), []
 
@@ -593,7 +595,7 @@ def test_outcome_is_the_originals(error: BaseException | None):
     assert tasks == 1
 
 
-def test_cancelled_snapshot_is_cancelled_once():
+def test_cancelled_snapshot_is_cancelled_once() -> None:
     """A cancellation reaches the original, whose own clean-up is awaited; no watch outlives it."""
     events: list[str] = []
 
@@ -619,7 +621,7 @@ def test_cancelled_snapshot_is_cancelled_once():
 
 
 @pytest.mark.parametrize("steps", range(60))
-def test_no_call_begins_after_the_end(steps: int):
+def test_no_call_begins_after_the_end(steps: int) -> None:
     """The snapshot ends after any number of loop turns: nothing is called any more, and no task is left."""
 
     async def story() -> None:
@@ -656,7 +658,7 @@ def test_no_call_begins_after_the_end(steps: int):
         ({"_prepared_gym_checkpoint": None}, "through a coordinator"),
     ],
 )
-def test_stays_out(attributes: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture):
+def test_stays_out(attributes: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture) -> None:
     """Where something is missing the snapshot goes on without it, with one ERROR for the controller."""
 
     async def original(controller: Any, checkpoint_id: str) -> str:
@@ -674,7 +676,7 @@ def test_stays_out(attributes: dict[str, Any], reason: str, caplog: pytest.LogCa
 
 def test_stays_out_where_rl_retires_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     """A NeMo RL that retires what it gives up needs no help."""
     module = SimpleNamespace(GYM_AGENT_RETIRE_PATH="/retire")
     monkeypatch.setitem(sys.modules, "nemo_rl.environments.gym_checkpoint", module)
@@ -689,7 +691,7 @@ def test_stays_out_where_rl_retires_by_itself(
     assert "retires what it gives up by itself" in caplog.text
 
 
-def test_participants_are_asked_for_again(caplog: pytest.LogCaptureFixture):
+def test_participants_are_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
     """A Gym actor that does not answer is asked every half second, and the failure is logged once."""
     actor = Silent(refuse)
 
@@ -702,7 +704,7 @@ def test_participants_are_asked_for_again(caplog: pytest.LogCaptureFixture):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_log_handler_that_raises_costs_nothing(request: pytest.FixtureRequest):
+def test_log_handler_that_raises_costs_nothing(request: pytest.FixtureRequest) -> None:
     """A log handler that raises keeps neither the snapshot from being saved nor a reply from being ACKed."""
 
     class Full(logging.Handler):
@@ -728,7 +730,7 @@ def test_log_handler_that_raises_costs_nothing(request: pytest.FixtureRequest):
 # ── what operators see ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_line_and_numbers_per_snapshot(caplog: pytest.LogCaptureFixture):
+def test_one_line_and_numbers_per_snapshot(caplog: pytest.LogCaptureFixture) -> None:
     """One INFO line per snapshot, its numbers where the controller logs its snapshots, and totals."""
 
     async def story() -> World:
@@ -762,7 +764,7 @@ def test_one_line_and_numbers_per_snapshot(caplog: pytest.LogCaptureFixture):
     }
 
 
-def test_off_by_default():
+def test_off_by_default() -> None:
     """Without the choice nothing of it is imported, and no metric speaks of it."""
     code = (
         "import sys, asyncio, nemo_rl_deadline_fix\n"
@@ -777,7 +779,7 @@ def test_off_by_default():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_off_and_out_of_time_is_explained(caplog: pytest.LogCaptureFixture):
+def test_off_and_out_of_time_is_explained(caplog: pytest.LogCaptureFixture) -> None:
     """Without the choice, each snapshot whose prepare ran out of time says what it usually waited for."""
 
     async def story() -> list[bool]:
@@ -806,7 +808,7 @@ def test_off_and_out_of_time_is_explained(caplog: pytest.LogCaptureFixture):
 )
 def test_failed_snapshot_comes_out_as_it_is(
     error: BaseException, warned: bool, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     """Whether it is explained or not, what the snapshot raised is the same object."""
 
     async def story() -> BaseException:

@@ -56,7 +56,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
         ([False, True], True),
     ],
 )
-def test_last_choice_holds(controller: type[Any], calls: list[bool | None], on: bool):
+def test_last_choice_holds(controller: type[Any], calls: list[bool | None], on: bool) -> None:
     """A call that says nothing leaves it as it was, so a script's own install() does not take it back."""
     for choice in calls:
         assert install(acknowledge=choice).state is State.PATCHED
@@ -66,7 +66,7 @@ def test_last_choice_holds(controller: type[Any], calls: list[bool | None], on: 
     assert (LINE in " ".join(str(status()).split())) is on
 
 
-def test_choice_waits_for_the_import(monkeypatch: pytest.MonkeyPatch, mocker: MockerFixture):
+def test_choice_waits_for_the_import(monkeypatch: pytest.MonkeyPatch, mocker: MockerFixture) -> None:
     """Chosen before NeMo RL is imported, it is there afterwards; and it goes with the fix."""
     mocker.patch.object(installing, "_hook_waits", True)
     monkeypatch.delitem(sys.modules, CONTROLLER_MODULE, raising=False)
@@ -84,7 +84,7 @@ def test_choice_waits_for_the_import(monkeypatch: pytest.MonkeyPatch, mocker: Mo
     assert status().stranded == ""
 
 
-def test_choice_below_somebody_elses_wrapper(controller: type[Any]):
+def test_choice_below_somebody_elses_wrapper(controller: type[Any]) -> None:
     """It is made where our wrapper is, and nothing is wrapped twice."""
     install()
     ours = controller._prepare_and_commit_gym_checkpoint
@@ -101,7 +101,7 @@ def test_choice_below_somebody_elses_wrapper(controller: type[Any]):
 
 
 @pytest.mark.parametrize("choice", [False, True])
-def test_choice_travels_into_the_actor(choice: bool):
+def test_choice_travels_into_the_actor(choice: bool) -> None:
     """Where the class arrives, the wrapper does as it was told to, and status() says so."""
     there = pickle.loads(pickle.dumps(wrapping._Fix(choice)))
     observing.count_stranded(acknowledged=3, unknown=1, failed=2)
@@ -115,7 +115,7 @@ def test_choice_travels_into_the_actor(choice: bool):
     assert metrics()["rollout/stranded/acknowledged_total"] == 3.0
 
 
-def test_run_acknowledge(mocker: MockerFixture):
+def test_run_acknowledge(mocker: MockerFixture) -> None:
     """`run --acknowledge` says so in the environment; `run` alone takes a stale variable out."""
     become = mocker.patch("os.execvpe", side_effect=SystemExit(0))
     mocker.patch.dict("os.environ", {launching.ACKNOWLEDGE: "1"})
@@ -138,7 +138,7 @@ print(wrapping.acknowledges(module.SingleControllerActor))
 
 
 @pytest.mark.parametrize("option", [(), ("--acknowledge",)])
-def test_launched_process(tmp_path: Path, option: tuple[str, ...]):
+def test_launched_process(tmp_path: Path, option: tuple[str, ...]) -> None:
     """In the launched process the controller has the choice, also when the script calls install() itself."""
     package = tmp_path / "nemo_rl" / "algorithms"
     package.mkdir(parents=True)

@@ -246,7 +246,7 @@ class RlAndGym(RuleBasedStateMachine):
         if self.snapshot is None or not self.snapshot.done():
             return
         began, stale, name = self.began
-        self.snapshot, task = None, self.snapshot
+        task, self.snapshot = self.snapshot, None
         saved = task.exception() is None and task.result()
         if saved:
             assert self.world.agent.restorable(name), "a snapshot that says saved cannot be restored"

@@ -41,8 +41,11 @@ STORY: dict[str, Any] = {
 }
 
 
+Play = Callable[..., tuple[dict[str, Any], dict[str, Any]]]
+
+
 @pytest.fixture
-def play(ray: Any) -> Iterator[Callable[..., tuple[dict[str, Any], dict[str, Any]]]]:
+def play(ray: Any) -> Iterator[Play]:
     """Plays a story on new actors, with one half of the fix on the controller's class, both or none."""
     actors = []
 
@@ -64,7 +67,7 @@ def play(ray: Any) -> Iterator[Callable[..., tuple[dict[str, Any], dict[str, Any
         ray.kill(actor)
 
 
-def test_one_failed_row(play):
+def test_one_failed_row(play: Play) -> None:
     """One HTTP 500 strands its siblings' replies; both snapshots after it are saved within a second each."""
     told, gym = play("both")
 
@@ -75,7 +78,7 @@ def test_one_failed_row(play):
     assert [key for key in gym["acknowledged"] if key[1] == 0] == [("group0_g1", 0), ("group0_g2", 0)]
 
 
-def test_one_failed_row_without_the_fix(play):
+def test_one_failed_row_without_the_fix(play: Play) -> None:
     """The same without: no snapshot is saved, and the replies stay."""
     told, gym = play("as is", snapshots=1)
 
@@ -138,7 +141,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, list[bool]]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("row", "mode"), [(row, mode) for row, (_, saved) in ROWS.items() for mode in saved])
-def test_rows(play, row: str, mode: str):
+def test_rows(play: Play, row: str, mode: str) -> None:
     """Each road to a stranded reply, with the fix and without: which snapshots are saved."""
     changes, saved = ROWS[row]
 

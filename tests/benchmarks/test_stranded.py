@@ -49,7 +49,7 @@ class Answers:
 
 def executions(ledger: RolloutRecoveryLedger, count: int, finished: int) -> list[dict[str, Any]]:
     """Executions as an agent reports them, all of them dispatched; so many of them are finished."""
-    listed = []
+    listed: list[dict[str, Any]] = []
     for number in range(count // ROWS):
         group_id = f"3f2b8c1e-9d4a-4c1f-8a77-{number:012d}"
         ledger.reserve_group(None, group_id, ROWS)
@@ -102,7 +102,7 @@ def look(count: int, finished: int) -> tuple[Callable[[], float], Callable[[], f
 
 @pytest.mark.parametrize(("count", "goal_s", "held_goal_s"), [(2_000, 0.06, 0.01), (10_000, None, 0.02)])
 @pytest.mark.parametrize("finished", ["all parked", "all finished"])
-def test_look(compare: Comparison, count: int, finished: str, goal_s: float, held_goal_s: float):
+def test_look(compare: Comparison, count: int, finished: str, goal_s: float, held_goal_s: float) -> None:
     """One look at so many executions: how long it takes, and how long the controller's loop is held."""
     took, held = look(count, count if finished == "all finished" else 0)
     compare.run({"a look": took, "the loop is held": held}, rounds=30)
@@ -111,7 +111,7 @@ def test_look(compare: Comparison, count: int, finished: str, goal_s: float, hel
 
 
 @pytest.mark.parametrize("hangs", [0.0, 0.02])
-def test_chaos(compare: Comparison, hangs: float):
+def test_chaos(compare: Comparison, hangs: float) -> None:
     """Snapshots saved of eleven, and the longest streak of failures, over five seeds; in virtual time."""
     compare.run({"one": timed(lambda: chaos.run(11, clocks=True, acknowledge=True, hangs=hangs))}, rounds=1)
     for clocks, acknowledge in ((False, False), (True, False), (False, True), (True, True)):
