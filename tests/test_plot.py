@@ -25,6 +25,7 @@ from nemo_rl_deadline_fix.replay import drawing, lanes, plot, verifying
 from nemo_rl_deadline_fix.replay.lanes import Lane, Span, SpanKind
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
 from nemo_rl_deadline_fix.replay.verdict import Form, Verification
+from tests.support.fixture_trees import make_tree
 
 COMMITTED = Path(__file__).parents[1] / ".github" / "stall-and-fix.svg"
 
@@ -158,6 +159,15 @@ def test_no_title_praises_what_went_wrong() -> None:
     assert after.title.endswith("RL gives up on try 0 while it is running, every snapshot is committed")
     assert alone[Form.AS_IS].startswith("The code as it is: RL gives up")
     assert alone[Form.CLOCKS].startswith("The code as it is, which has the fix: try 0 replies")
+
+
+def test_gym_is_ready_when_its_last_shard_is(tmp_path: Path) -> None:
+    """The second shard has nothing to park and is ready at once; the snapshot waits for the first."""
+    tree = make_tree(tmp_path, "C")
+
+    panel, _ = lanes.panels(verifying.of_checkout(tree, Parameters(shards=2)))
+
+    assert by_name(panel)["Gym prepare"].captions[0].text == "ready 160 s, parked=1"
 
 
 def test_every_try_is_simulated_to_its_end() -> None:

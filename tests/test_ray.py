@@ -183,11 +183,44 @@ def test_status_is_true_inside_of_the_actor(ray: Any, make: Callable[[], Any]) -
     assert status_in(ray, without) == ("unpatched", TOO_LATE)
 
 
+# A spawned child is the driver, and a Ray task makes the controller, on a cluster that was there before.
+# NeMo RL hands its environment on as this one does.
+NESTED_DRIVER = f"""
+import json, multiprocessing, os, sys
+
+def drive(address):
+    import ray
+    import nemo_rl.algorithms.single_controller
+    import nemo_rl_deadline_fix
+
+    @ray.remote
+    def play():
+        from nemo_rl.algorithms.single_controller import SingleControllerActor
+        from nemo_rl.environments.nemo_gym import NemoGym
+        from nemo_rl.experience.rollout_manager import RolloutManager
+        gym = NemoGym.remote()
+        controller = SingleControllerActor.remote(RolloutManager(gym, {BUDGET_S}), gym, {PREPARE_TIMEOUT_S})
+        story = ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeout={PATIENCE_S})
+        return story, os.path.basename(sys.argv[0])
+
+    variables = {{"env_vars": dict(os.environ)}}
+    ray.init(address=address, runtime_env=variables, log_to_driver=False, logging_level="ERROR")
+    played = ray.get(play.remote(), timeout={PATIENCE_S})
+    print(json.dumps([nemo_rl_deadline_fix.status().state, *played]))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=drive, args=sys.argv[1:2])
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
 def drive(
-    tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str
+    tmp_path: Path, ray: Any, options: dict[str, Any], *launcher: str, driver: str = DRIVER
 ) -> subprocess.CompletedProcess[str]:
-    """Run the driver's script in a process and a folder of its own, on the same Ray."""
-    (tmp_path / "train.py").write_text(DRIVER)
+    """Run a driver's script in a process and a folder of its own, on the same Ray."""
+    (tmp_path / "train.py").write_text(driver)
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, *launcher, "train.py", address, json.dumps(options)]
     env = {**os.environ, "PYTHONPATH": str(SHADOW)}
@@ -197,11 +230,24 @@ def drive(
 
 
 def test_launcher(ray: Any, tmp_path: Path) -> None:
-    """A script that knows nothing of the fix has it when it is started through `run`."""
+    """A script that knows nothing of the fix has it when it is started through `run`, and says so once."""
     done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run")
 
     assert done.returncode == 0, done.stderr
     assert_fixed(json.loads(done.stdout))
+    assert done.stderr.count("deadline fix") == 1
+
+
+def test_launcher_reaches_children_and_tasks(ray: Any, tmp_path: Path) -> None:
+    """The fix is on in a spawned child, and a controller that a Ray task makes has it."""
+    done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run", driver=NESTED_DRIVER)
+
+    assert done.returncode == 0, done.stderr
+    state, story, program = json.loads(done.stdout)
+    assert state == "patched"
+    assert_fixed(story)
+    # By this name the start-up file knows a worker.
+    assert program == "default_worker.py"
 
 
 def test_package_missing_in_the_actor(ray: Any, tmp_path: Path) -> None:

@@ -346,15 +346,17 @@ def test_a_later_version_is_simulated_with_the_attributes_of_its_own_init(
 def test_what_cannot_be_simulated_says_the_cause_and_not_its_wrapping(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A missing attribute is named, out of the group that version B wraps it in, or C's pending release."""
-    b = make_tree(tmp_path / "b", "B")
+    """A missing attribute is named, out of version B's group and out of C's abort that is still pending."""
+    b, c = make_tree(tmp_path / "b", "B"), make_tree(tmp_path / "c", "C")
     replace(b / CONTROLLER, "self._generation_checkpoint_pause_id: Optional[str] = None", "pass")
-    c = make_tree(tmp_path / "c", "C")
-    replace(c / CONTROLLER, "            calls.append((label, release.", "            self._log(label)\n" * 2)
+    replace(c / CONTROLLER, "        operation = ", "        self._regions.clear()\n        operation = ")
+
+    of_b, of_c = one_line(capsys, "--rl", b), one_line(capsys, "--rl", c)
 
     missing = "found: AttributeError: 'SingleControllerActor' object has no attribute"
-    assert f"{missing} '_generation_checkpoint_pause_id';" in one_line(capsys, "--rl", b)
-    assert "ExceptionGroup" not in one_line(capsys, "--rl", b)
+    assert f"{missing} '_generation_checkpoint_pause_id';" in of_b
+    assert f"{missing} '_regions';" in of_c
+    assert "Group" not in of_b + of_c
 
 
 @pytest.mark.parametrize(
@@ -465,9 +467,9 @@ def test_a_generic_registry_is_simulated(capsys: pytest.CaptureFixture[str], tmp
     ("version", "code", "verdict", "said"),
     [
         ("before", 0, "not_applicable", "Nothing to fix here: "),
-        ("D", 0, "already_fixed", "Not simulated; fixed by NeMo RL itself: "),
-        ("E", 1, "affected", "in a form that this package does not mend."),
-        ("F", 1, "affected", "NeMo RL has the fix itself from a newer version on (named holders): update."),
+        ("D", 0, "already_fixed", "Not simulated; fixed by NeMo RL itself "),
+        ("E", 1, "affected", "Not simulated; affected, in a form that this package does not mend: NeMo RL "),
+        ("F", 1, "affected", "NeMo RL has the fix itself from a newer version on (named holders); update"),
         ("N", 2, "undecided", "Could not tell, and not simulated: "),
         ("A's controller, D's manager", 2, "undecided", "Could not tell, and not simulated: "),
         ("D's controller, A's manager", 2, "undecided", "Could not tell, and not simulated: "),

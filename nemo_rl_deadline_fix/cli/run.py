@@ -34,6 +34,8 @@ def run(arguments: tuple[str, ...], acknowledge: bool, best_effort: bool, is_com
     signals are those of what was started. Exit code 2 if NeMo RL's controller has a shape that cannot be
     fixed.
     """
+    if is_command and arguments[:1] == ("--",):
+        arguments = arguments[1:]
     if not arguments:
         raise InvalidInputError(
             "run needs something to start",

@@ -7,7 +7,7 @@ stands for servers and actors that need a cluster; the classes under test are RL
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -175,14 +175,22 @@ class Participant:
 
 
 class Remote:
-    """A method of an actor: `.remote(...)` starts it, and awaiting what that returns waits for it."""
+    """A method of an actor: what `.remote(...)` returns makes the call when it is awaited."""
 
     def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
         self._method = method
 
     def remote(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Call the method."""
-        return self._method(*args, **kwargs)
+        """The call; one that nobody awaits, because something failed before, is not made."""
+        return _Call(lambda: self._method(*args, **kwargs))
+
+
+class _Call(Awaitable[Any]):
+    def __init__(self, start: Callable[[], Awaitable[Any]]) -> None:
+        self._start = start
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._start().__await__()
 
 
 class GymActor:

@@ -102,11 +102,8 @@ class Verification:
 
 _JUDGED = {
     Verdict.NOT_APPLICABLE: "Nothing to fix here: {}.",
-    Verdict.ALREADY_FIXED: "Not simulated; fixed by NeMo RL itself: {}.",
-    Verdict.OTHER_FORM: (
-        "Not simulated; affected, in a form that this package does not mend. NeMo RL has the fix itself "
-        "from a newer version on (named holders): update. Found: {}."
-    ),
+    Verdict.ALREADY_FIXED: "Not simulated; fixed {}.",
+    Verdict.OTHER_FORM: "Not simulated; affected, {}.",
     Verdict.UNDECIDED: "Could not tell, and not simulated: {}.",
 }
 
