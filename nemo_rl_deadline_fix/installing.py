@@ -162,7 +162,8 @@ def on_import(module: ModuleType, *, announce: bool = True, acknowledge: bool | 
             if _forget_exports(other):
                 warnings += (LATE,)
             if announce:
-                log(logging.INFO, "deadline fix %s is on: %s", __version__, IS_ON)
+                is_on = f"{IS_ON}; {ACKNOWLEDGES}" if _acknowledge else IS_ON
+                log(logging.INFO, "deadline fix %s is on: %s", __version__, is_on)
     for text in warnings:
         log(logging.WARNING, "%s", text)
     return Report(state, finding.found, warnings, clocks(), _stranded())

@@ -56,13 +56,17 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
         ([False, True], True),
     ],
 )
-def test_last_choice_holds(controller: type[Any], calls: list[bool | None], on: bool) -> None:
+def test_last_choice_holds(
+    controller: type[Any], calls: list[bool | None], on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """A call that says nothing leaves it as it was, so a script's own install() does not take it back."""
+    caplog.set_level("INFO")
     for choice in calls:
         assert install(acknowledge=choice).state is State.PATCHED
 
     assert wrapping.acknowledges(controller) is on
     assert (status().stranded == LINE) is on
+    assert (LINE in caplog.messages[-1]) is on
     assert (LINE in " ".join(str(status()).split())) is on
 
 

@@ -78,14 +78,6 @@ def test_one_failed_row(play: Play) -> None:
     assert [key for key in gym["acknowledged"] if key[1] == 0] == [("group0_g1", 0), ("group0_g2", 0)]
 
 
-def test_one_failed_row_without_the_fix(play: Play) -> None:
-    """The same without: no snapshot is saved, and the replies stay."""
-    told, gym = play("as is", snapshots=1)
-
-    assert told["saved"] == [False]
-    assert sorted(gym["completed"]) == [("group0_g1", 0), ("group0_g2", 0)]
-
-
 ROWS: dict[str, tuple[dict[str, Any], dict[str, list[bool]]]] = {
     "one row fails": (
         {},

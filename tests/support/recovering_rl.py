@@ -76,7 +76,7 @@ class Controller(SingleControllerActor):
         ledger = self._rollout_recovery_ledger
         ledger.reserve_group(None, group_id, len(rows), atomic=atomic)
         for _ in range(self._tries):
-            await self._wait_for_rollout_admission()
+            await self._gym_checkpoint_rollout_permitted.wait()
             ledger.prepare_incomplete_retry(None, group_id)
             try:
                 await self._try(group_id, agent, rows)
