@@ -52,6 +52,8 @@ SNAPSHOT_FILES = (
 
 HOLDER = "gym_checkpoint"
 """The name under which the clocks are held while the gate is closed."""
+DEFAULT_HOLDER = "generation_stand_down"
+"""The name of calls that give none, training's and weight sync's, as NeMo RL's newer line has it."""
 TELEMETRY = "_log_telemetry_metrics"
 """The controller's way to W&B and TensorBoard, where it has one."""
 METRIC_PREFIX = "rollout/deadlines"
