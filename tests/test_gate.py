@@ -891,7 +891,7 @@ def test_a_class_that_was_wrapped_twice_is_held_once() -> None:
         built = controller()
         kind = type(built)
         kind._prepare_and_commit_gym_checkpoint = wrapping._wrap(
-            kind._prepare_and_commit_gym_checkpoint, wrapping._Fix()
+            kind._prepare_and_commit_gym_checkpoint, wrapping._Fix(acknowledge=False)
         )
         rule = await two_snapshots(built)
         assert clocks()[0].snapshots == 2

@@ -135,4 +135,5 @@ def test_a_users_program_type_checks(tmp_path: Path) -> None:
     )
 
     assert "Success: no issues found" in done.stdout, done.stdout
-    assert 'Revealed type is "def () -> nemo_rl_deadline_fix.installing.Report"' in done.stdout
+    report = "nemo_rl_deadline_fix.installing.Report"
+    assert f'Revealed type is "def (acknowledge: bool | None =) -> {report}"' in done.stdout
