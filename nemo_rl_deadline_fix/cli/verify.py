@@ -13,10 +13,9 @@ from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import report, verifying
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
-from nemo_rl_deadline_fix.replay.verdict import EXIT_CODES, Form, Verification
+from nemo_rl_deadline_fix.replay.verdict import EXIT_CODES, Verification
 
 DEFAULTS = Parameters()
-_TITLES = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
 
 
 def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -106,7 +105,7 @@ def _print(result: Verification) -> None:
         show(f"ran {printable(file.path)}: {ranges}", first="  ", later=" " * 6)
     for form, run in result.runs.items():
         show()
-        show(_TITLES[form] if len(result.runs) > 1 else "as the code is", "bold")
+        show(report.title(result, form), "bold")
         _print_run(run)
     if len(result.runs) > 1:
         show()

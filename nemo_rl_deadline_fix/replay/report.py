@@ -26,6 +26,12 @@ def target(verification: Verification) -> str:
     return f"{verification.kind} {verification.path}"
 
 
+def title(verification: Verification, form: Form) -> str:
+    """What one of the simulated forms is called; one that is alone has no before and after."""
+    titles = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
+    return titles[form] if len(verification.runs) > 1 else "as the code is"
+
+
 def outcome(run: Replay) -> Iterator[str]:
     """What the reviewer's scratch run printed, in words, line by line."""
     first, last = run.snapshots[0], run.snapshots[-1]
