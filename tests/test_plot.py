@@ -104,19 +104,6 @@ def test_the_words_carry_the_numbers_of_the_simulation() -> None:
     ]
 
 
-def test_the_spans_are_where_the_simulation_has_them() -> None:
-    """Running, parked and kept for ever, one after the other."""
-    before, _ = shown()
-
-    gym = sorted(places(before["Gym /run, try 0"]), key=lambda place: place[1])
-    assert gym == [
-        (lanes.RUNNING, 0, 160),
-        (lanes.PARKED, 160, 210),
-        (lanes.RUNNING, 210, 220),
-        (lanes.STRANDED, 220, inf),
-    ]
-
-
 def test_the_clock_counts_the_seconds_that_nobody_held() -> None:
     """Without the fix the budget runs out during the snapshot; with it the clock is flat there."""
     before, after = (
@@ -146,17 +133,20 @@ def test_a_training_switch_stops_the_clock_beyond_the_snapshot() -> None:
     ]
 
 
-def test_a_prepare_can_fail_on_a_try_that_still_runs() -> None:
-    """It is not ready from beginning to end, and a try that is parked for no time at all is not parked."""
-    before, _ = shown("short prepare")
+def test_the_spans_are_where_the_simulation_has_them() -> None:
+    """Running, parked for a while but not for no time, kept for ever, and not ready."""
+    before, _ = shown()
+    _, five_tries = shown("five tries")
+    short_prepare, _ = shown("short prepare")
 
-    assert places(before["Gym prepare"])[0] == (lanes.NOT_READY, 150, 155)
-    assert not any(span.begin == span.end and span.kind is lanes.PARKED for span in every_span("five tries"))
-
-
-def every_span(name: str) -> list[Span]:
-    """All spans of all forms."""
-    return [span for form in shown(name) for lane in form.values() for span in lane]
+    gym = sorted(places(before["Gym /run, try 0"]), key=lambda place: place[1])
+    assert [place[0] for place in gym] == [lanes.RUNNING, lanes.PARKED, lanes.RUNNING, lanes.STRANDED]
+    assert [place[1:] for place in gym] == [(0, 160), (160, 210), (210, 220), (220, inf)]
+    assert places(five_tries["Gym /run, try 1"])[-2:] == [
+        (lanes.PARKED, 160, 210),
+        (lanes.STRANDED, 1050, inf),
+    ]
+    assert places(short_prepare["Gym prepare"])[0] == (lanes.NOT_READY, 150, 155)
 
 
 def test_gym_is_ready_when_its_last_shard_is(tmp_path: Path) -> None:
@@ -331,60 +321,50 @@ def test_a_png_is_wide_enough_to_read_and_the_option_says_so(
     assert [file.name for file in tmp_path.iterdir()] == ["x.PNG"]
 
 
-def _no_matplotlib(_: Path, mocker: MockerFixture) -> str:
-    # None in its place is how Python knows a module that cannot be had.
-    mocker.patch.dict(sys.modules, {"matplotlib": None})
-    return "x.svg"
-
-
-def _write_protected(folder: Path, mocker: MockerFixture) -> str:
-    (folder / "x.svg").write_text("old")
-    # For root every file is writable.
-    mocker.patch.object(os, "access", lambda _, mode: mode != os.W_OK)
-    return "x.svg"
-
-
-def _unwritable_folder(_: Path, mocker: MockerFixture) -> str:
-    mocker.patch.object(Path, "open", side_effect=PermissionError(errno.EACCES, "Permission denied"))
-    return "x.svg"
-
-
-def _pipe(folder: Path, _: MockerFixture) -> str:
-    os.mkfifo(folder / "x.svg")
-    return "x.svg"
-
-
-def _link_loop(folder: Path, _: MockerFixture) -> str:
-    (folder / "x.svg").symlink_to("x.svg")
-    return "x.svg"
-
-
 @pytest.mark.parametrize(
-    ("prepare", "says"),
+    ("name", "prepare", "says"),
     [
-        (_no_matplotlib, "do this: pip install 'nemo-rl-deadline-fix[plot]'"),
-        (lambda *_: "x.pdf", "found: suffix .pdf; supported: .svg or .png;"),
-        (lambda *_: ".svg", "found: no suffix;"),
-        (lambda *_: "missing/x.svg", "found: No such file or directory;"),
-        (_pipe, "found: it is not a regular file, or is write-protected;"),
-        (_write_protected, "found: it is not a regular file, or is write-protected;"),
-        (_link_loop, "do this: give --plot another path"),
-        (_unwritable_folder, "found: Permission denied;"),
+        # None in its place is how Python knows a module that cannot be had.
+        (
+            "x.svg",
+            lambda _, mocker: mocker.patch.dict(sys.modules, {"matplotlib": None}),
+            "do this: pip install 'nemo-rl-deadline-fix[plot]'",
+        ),
+        ("x.pdf", lambda *_: None, "found: suffix .pdf; supported: .svg or .png;"),
+        (".svg", lambda *_: None, "found: no suffix;"),
+        ("missing/x.svg", lambda *_: None, "found: No such file or directory;"),
+        ("x.svg", lambda folder, _: os.mkfifo(folder / "x.svg"), "found: it is not a regular file, or"),
+        # For root every file is writable.
+        (
+            "x.svg",
+            lambda folder, mocker: (
+                (folder / "x.svg").touch(),
+                mocker.patch.object(os, "access", lambda _, mode: mode != os.W_OK),
+            ),
+            "or is write-protected;",
+        ),
+        ("x.svg", lambda folder, _: (folder / "x.svg").symlink_to("x.svg"), "do this: give --plot another"),
+        (
+            "x.svg",
+            lambda _, mocker: mocker.patch.object(Path, "open", side_effect=PermissionError(13, "No access")),
+            "found: No access;",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line_before_any_work(
-    prepare: Callable[[Path, MockerFixture], str],
+    name: str,
+    prepare: Callable[[Path, MockerFixture], object],
     says: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     mocker: MockerFixture,
 ) -> None:
     """Exit 2, one line, nothing simulated, and the folder as it was."""
-    path = tmp_path / prepare(tmp_path, mocker)
+    prepare(tmp_path, mocker)
     before = {file: file.lstat().st_mtime_ns for file in tmp_path.iterdir()}
     simulate = mocker.patch.object(verifying, "of_embedded")
 
-    assert run("verify", "--plot", path) == 2
+    assert run("verify", "--plot", tmp_path / name) == 2
 
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
