@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,7 @@ from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.source import checkout
 from nemo_rl_deadline_fix.source.checkout import plan, plan_revert, write
-from tests.support.fixture_trees import CONTROLLER, MANAGER, SHAPES, applied_tree, make_tree
-from tests.test_source_rewrite import contents
+from tests.support.fixture_trees import CLEAR, CONTROLLER, MANAGER, SHAPES, applied_tree, contents, make_tree
 
 BOM = b"\xef\xbb\xbf"
 PINNED_AFTER = {name: text.encode() for name, text in SHAPES["pinned"].after.items()}
@@ -35,9 +37,11 @@ def command(*arguments: object) -> int:
     return int(left.value.code or 0)
 
 
-def run(line: list[str], root: Path, patch: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a tool at a tree's root, outside of any repository."""
-    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)}
+def run(
+    line: list[str], root: Path, patch: bytes = b"", ceiling: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a tool at a tree's root, outside of any repository above it, or above the ceiling."""
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(ceiling or root.parent)}
     return subprocess.run(line, cwd=root, input=patch, capture_output=True, env=env, check=False)
 
 
@@ -52,13 +56,15 @@ def run(line: list[str], root: Path, patch: bytes = b"") -> subprocess.Completed
     ],
     ids=["plain", "CRLF", "byte order mark", "no last newline"],
 )
-def test_the_patch_leads_where_apply_leads(root: Path, tool: list[str], encode) -> None:
+def test_the_patch_leads_where_apply_leads(
+    root: Path, tool: list[str], encode: Callable[[bytes], bytes]
+) -> None:
     """`git apply` and `patch -p1` at the root make of the tree what apply makes of it, byte for byte."""
     for name in (CONTROLLER, MANAGER):
         (root / name).write_bytes(encode((root / name).read_bytes()))
     planned = plan(root)
-    assert run(tool, root, planned.patch).returncode == 0
-    assert contents(root) == {change.source.name: change.raw for change in planned.changes}
+    assert run(tool, root, planned.patch()).returncode == 0
+    assert contents(root) == {change.source.name: change.new.raw for change in planned.changes}
 
 
 def test_modes_are_kept(root: Path) -> None:
@@ -223,24 +229,40 @@ def test_a_dirty_git_tree_is_fine(root: Path) -> None:
     assert (root / CONTROLLER).read_bytes() == PINNED_AFTER[CONTROLLER] + b"# work in progress\n"
 
 
-def test_check_prints_places_that_an_editor_can_follow(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_check_begins_with_a_verdict_and_the_next_command(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 1 while affected, 0 once fixed; each place begins with file and line."""
-    monkeypatch.chdir(root)
-    assert command("check") == 1
-    out = capsys.readouterr().out
-    assert out.startswith(f"{root}: affected: ")
-    line = (
-        (root / CONTROLLER)
-        .read_text()
-        .splitlines()
-        .index("        self._gym_checkpoint_rollout_permitted.clear()")
-    )
-    assert f"\n{CONTROLLER}:{line + 1}: DF003 affected: " in out
-    assert command("apply") == 0
-    assert command("check") == 0
-    assert ": fixed: " in capsys.readouterr().out
+    """Exit 1 while affected; the command is the user's path again, and the places are lines of the tree."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(root.parent)
+    assert command("check", "checkout") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("affected: ")
+    assert lines[2] == "    nemo-rl-deadline-fix apply checkout"
+    gate = (root / CONTROLLER).read_text().splitlines().index(f"        {CLEAR}")
+    assert f"{CONTROLLER}:{gate + 1}: DF003 affected:" in lines
+    assert max(len(line) for line in lines if str(root) not in line) <= 80
+    assert command(*lines[2].split()[1:]) == 0
+    assert command("check", "checkout") == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("fixed: ")
+
+
+def test_check_advises_to_play_what_it_does_not_know(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fix in another hand: exit 2, in no more than three lines what was found and what to do."""
+    monkeypatch.setenv("COLUMNS", "80")
+    write(plan(root).changes)
+    text = (root / CONTROLLER).read_text().replace('deadlines("gym_checkpoint")', 'deadlines("gym")')
+    (root / CONTROLLER).write_text(text)
+    (root.parent / "my tree").symlink_to(root)
+    assert command("check", root.parent / "my tree") == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(rf"unknown: {CONTROLLER}:\d+:", lines[0])
+    assert lines[lines.index("") - 1] == f"    nemo-rl-deadline-fix verify --rl '{root.parent / 'my tree'}'"
+    assert lines.index("") <= 4
+    assert command("apply", root) == 2
+    assert capsys.readouterr().err.endswith(f"; do this: nemo-rl-deadline-fix verify --rl {root}\n")
 
 
 def test_check_as_json_is_one_object(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,25 +275,51 @@ def test_check_as_json_is_one_object(root: Path, capsys: pytest.CaptureFixture[s
     assert {site["rule"] for site in report["sites"]} == {"DF001", "DF002", "DF003", "DF004", None}
     assert {site["file"] for site in report["sites"]} == {CONTROLLER, MANAGER}
     assert all(site["line"] > 1 and site["expected"] and site["found"] for site in report["sites"])
+    assert report["line"] == "gate"
+    assert report["files"] == [str(root / CONTROLLER), str(root / MANAGER)]
 
 
-@pytest.mark.parametrize(
-    ("break_it", "code"),
-    [
-        (lambda root: (root / CONTROLLER).unlink(), 0),
-        (lambda root: (root / MANAGER).unlink(), 2),
-        (lambda root: (root / MANAGER).write_text("def f(:\n"), 2),
-    ],
-    ids=["not applicable", "unknown", "syntax error"],
-)
 @pytest.mark.parametrize("name", ["check", "diff", "apply"])
-def test_exit_codes_tell_what_could_be_decided(
-    root: Path, capsys: pytest.CaptureFixture[str], name: str, break_it, code: int
+def test_a_file_that_cannot_be_parsed_is_told_in_one_line(
+    root: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """0 where there is nothing to fix, 2 where it cannot be told; never a traceback."""
-    break_it(root)
-    assert command(name, root) == code
-    assert "Traceback" not in capsys.readouterr().err
+    """Exit 2 with file and line; never a traceback."""
+    (root / MANAGER).write_text("def f(:\n")
+    assert command(name, root) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"nemo-rl-deadline-fix: {root / MANAGER}:1: syntax error")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_warnings_about_the_users_code_are_not_ours(root: Path, action: str) -> None:
+    """An escape that Python warns of is not what was asked for, nor a syntax error under -W error."""
+    with (root / MANAGER).open("a") as file:
+        file.write('\n\nTAG = "<\\d+>"\n')
+    line = [sys.executable, "-m", "nemo_rl_deadline_fix", "check", "--json", str(root)]
+    env = {**os.environ, "PYTHONWARNINGS": action if action == "error" else "always"}
+    done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["state"] == "affected"
+
+
+@pytest.mark.parametrize("folder", ["third_party/RL", "a folder/RL"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_patch_for_a_folder_of_a_larger_repository_applies_there(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], folder: str, inside: bool
+) -> None:
+    """`git apply` skips paths outside of its folder without a word, so they begin at the repository's top."""
+    root = make_tree(tmp_path / folder)
+    run(["git", "init", "-q"], tmp_path)
+    assert command("diff", root) == 1
+    patch, said = capfdbinary.readouterr()
+    assert f"{folder}/ is a folder of a larger git repository".encode() in said
+    assert run(["git", "apply"], root if inside else tmp_path, patch, tmp_path.parent).returncode == 0
+    assert contents(root) == PINNED_AFTER
+    assert run(["patch", "-R", "-p1", "-F0"], tmp_path, patch).returncode == 0
+    assert command("check", root) == 1
 
 
 def test_diff_prints_the_patch_and_nothing_else(
@@ -280,7 +328,7 @@ def test_diff_prints_the_patch_and_nothing_else(
     """Exit 1 with a patch on stdout; on a fixed tree exit 0 and nothing there."""
     assert command("diff", root) == 1
     out, err = capfdbinary.readouterr()
-    assert out == plan(root).patch
+    assert out == plan(root).patch()
     assert err == b""
     write(plan(root).changes)
     assert command("diff", root) == 0
@@ -293,7 +341,7 @@ def test_apply_dry_run_writes_nothing(root: Path, capsys: pytest.CaptureFixture[
     """It names the files that would change, for the fix and for its revert."""
     before = contents(root)
     assert command("apply", "--dry-run", root) == 0
-    assert capsys.readouterr().out == f"would fix {root / MANAGER}\nwould fix {root / CONTROLLER}\n"
+    assert capsys.readouterr().out == f"would fix {MANAGER}\nwould fix {CONTROLLER}\n"
     assert contents(root) == before
     write(plan(root).changes)
     assert command("apply", "--revert", "--dry-run", root) == 0

@@ -12,7 +12,7 @@ import pytest
 import nemo_rl_deadline_fix
 
 PACKAGE = "nemo_rl_deadline_fix"
-TOOLS = ["ray", "nemo_rl", "torch", "rich", "click", "libcst", "omegaconf", "hydra", "async_solipsism"]
+TOOLS = ["ray", "nemo_rl", "torch", "rich", "click", "omegaconf", "hydra", "async_solipsism"]
 HEAVY = ["wrapt", "packaging", "asyncio", "logging"]
 RUNTIME_HALF = [
     "registry",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nemo_rl_deadline_fix.cli.printing import print_json, printable, say
+from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.source.locate import Site, State, TreeReport, survey
-from nemo_rl_deadline_fix.source.sites import Rule
+from nemo_rl_deadline_fix.source import Line, Rule, Site, State, TreeReport, survey
 
 EXIT_CODES = {
     State.FIXED: 0,
@@ -22,10 +22,15 @@ EXIT_CODES = {
 }
 _MEANING = {
     State.FIXED: "the rollout clocks stop while a Gym snapshot keeps admission closed",
-    State.AFFECTED: "a slow Gym snapshot can make RL give up a parked rollout and block later snapshots",
-    State.PARTLY_FIXED: "some places of the fix are missing",
-    State.NOT_APPLICABLE: "nothing to fix",
-    State.UNKNOWN: "could not decide",
+    State.AFFECTED: "a slow Gym snapshot makes RL give up on parked rollouts, and blocks later snapshots",
+}
+_STYLES = {
+    State.FIXED: "green",
+    State.NOT_APPLICABLE: "green",
+    State.AFFECTED: "red",
+    State.PARTLY_FIXED: "yellow",
+    State.UNKNOWN: "yellow",
+    State.INFORMATION: "dim",
 }
 _OPTIONAL_RULES = (Rule.DF004,)
 
@@ -70,11 +75,12 @@ def check(arguments: tuple[str, ...], config: Path | None, as_json: bool) -> int
             found=" ".join(arguments),
             supported="KEY=VALUE together with --config FILE",
         )
-    report = survey(Path(arguments[0] if arguments else "."))
+    path = Path(arguments[0] if arguments else ".")
+    report = survey(path)
     if as_json:
         print_json(_as_dict(report))
     else:
-        _print(report)
+        _print(report, path)
     return EXIT_CODES[report.state]
 
 
@@ -84,17 +90,26 @@ def check(arguments: tuple[str, ...], config: Path | None, as_json: bool) -> int
 def diff(path: Path, without: tuple[str, ...]) -> int:
     """Print the fix for a tree as a patch that `git apply` accepts at the tree's root.
 
+    Where the tree is a folder of a larger git repository, the patch's paths begin at the top of that, as in
+    git's own patches, and `git apply` accepts it anywhere in it.
+
     Exit code 0: nothing to change; 1: the patch on stdout; 2: could not be made.
     """
     from nemo_rl_deadline_fix.source.checkout import plan
 
     planned = plan(path, rules=_rules(without))
     if not planned.changes:
-        say(f"nothing to change: {planned.report.state}{_reason(planned.report)}")
+        say(_nothing_to("change", planned.report))
         return 0
+    folder = planned.report.tree.git("rev-parse", "--show-prefix")
+    if folder:
+        say(
+            f"{printable(folder)} is a folder of a larger git repository: the patch's paths begin at the top "
+            "of that; `git apply` takes it anywhere in there, `patch -p1` at the top"
+        )
     # As bytes: a patch keeps the line ends and the encoding of the files it is for.
     sys.stdout.flush()
-    sys.stdout.buffer.write(planned.patch)
+    sys.stdout.buffer.write(planned.patch(folder))
     sys.stdout.buffer.flush()
     return 1
 
@@ -115,15 +130,14 @@ def apply(path: Path, without: tuple[str, ...], revert: bool, dry_run: bool) -> 
         raise InvalidInputError("--revert takes out all rules that are there", found="--without")
     planned = plan_revert(path) if revert else plan(path, rules=_rules(without))
     if not planned.changes:
-        nothing = f"nothing to {'revert' if revert else 'change'}"
-        print(f"{nothing}: {planned.report.state}{_reason(planned.report)}")
+        show(_nothing_to("revert" if revert else "change", planned.report))
         return 0
     if not dry_run:
         write(planned.changes)
     verb = "revert" if revert else "fix"
     done = f"would {verb}" if dry_run else {"fix": "fixed", "revert": "reverted"}[verb]
     for change in planned.changes:
-        print(f"{done} {_shown(change.source.path)}")
+        print(f"{done} {change.source.name}")
     return 0
 
 
@@ -139,51 +153,53 @@ def _rules(without: tuple[str, ...]) -> frozenset[Rule]:
     return frozenset(Rule) - left_out
 
 
-def _reason(report: TreeReport) -> str:
-    return f" ({report.detail})" if report.detail else ""
+def _verdict(report: TreeReport) -> str:
+    meaning = report.detail or _MEANING.get(report.state, "")
+    return f"{report.state}: {meaning}"
 
 
-def _shown(file: Path) -> str:
-    # From here where that is shorter, so that a terminal or an editor can follow it.
-    try:
-        here = Path.cwd()
-    except OSError:
-        # Somebody deleted the folder that we stand in.
-        return printable(str(file))
-    return printable(str(file.relative_to(here) if file.is_relative_to(here) else file))
+def _nothing_to(do: str, report: TreeReport) -> str:
+    return f"nothing to {do}: {report.state}" + (f" ({report.detail})" if report.detail else "")
 
 
-def _print(report: TreeReport) -> None:
-    print(f"{printable(str(report.root))}: {report.state}: {report.detail or _MEANING[report.state]}")
+def _next(report: TreeReport, path: Path) -> str:
+    """The command that comes next, as it can be pasted; "" where there is none."""
+    if report.state is State.UNKNOWN:
+        command = "verify --rl"
+    elif report.state in (State.AFFECTED, State.PARTLY_FIXED) and report.line is Line.GATE:
+        command = "apply"
+    else:
+        return ""
+    return f"nemo-rl-deadline-fix {command} {shlex.quote(str(path))}"
+
+
+def _print(report: TreeReport, path: Path) -> None:
+    show(_verdict(report), f"bold {_STYLES[report.state]}")
+    if command := _next(report, path):
+        # Not folded, so that it can be pasted.
+        print(f"    {printable(command)}")
+    if report.sites:
+        print(f"\nin {printable(str(report.root))}:")
     for site in report.sites:
-        rule = site.rule or "-"
+        rule = f"{site.rule} " if site.rule else ""
         optional = "" if site.required or site.rule is None else ", optional"
-        print(f"{_shown(site.file)}:{site.line}: {rule} {site.state}{optional}: {site.name}: {site.found}")
+        head = f"{site.where}: {rule}{site.state}{optional}:"
+        show(f"{head} {site.name}: {site.found}", _STYLES[site.state], later="    ")
         if site.state in (State.AFFECTED, State.UNKNOWN):
-            print(f"    expected: {site.expected}")
-    if report.state in (State.AFFECTED, State.PARTLY_FIXED):
-        say("see `nemo-rl-deadline-fix diff` for the change, `nemo-rl-deadline-fix apply` to make it")
+            show(f"expected: {site.expected}", first="    ", later="      ")
 
 
 def _as_dict(report: TreeReport) -> dict[str, Any]:
     return {
         "root": str(report.root),
+        "line": report.line,
         "state": report.state,
         "detail": report.detail,
         "files": [str(file) for file in (report.controller, report.manager) if file is not None],
-        "sites": [_site(site, report.root) for site in report.sites],
+        "sites": [_site(site) for site in report.sites],
     }
 
 
-def _site(site: Site, root: Path) -> dict[str, Any]:
-    return {
-        "rule": site.rule,
-        "kind": site.kind,
-        "file": site.where(root).rpartition(":")[0],
-        "line": site.line,
-        "name": site.name,
-        "state": site.state,
-        "required": site.required,
-        "expected": site.expected,
-        "found": site.found,
-    }
+def _site(site: Site) -> dict[str, Any]:
+    keys = ("rule", "kind", "file", "line", "name", "state", "required", "expected", "found")
+    return {key: getattr(site, key) for key in keys}

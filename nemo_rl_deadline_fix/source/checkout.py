@@ -5,32 +5,37 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
+import shlex
 import signal
 import stat
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nemo_rl_deadline_fix.errors import InvalidInputError, UnsupportedTargetError
-from nemo_rl_deadline_fix.source.locate import TreeReport, examine
-from nemo_rl_deadline_fix.source.reading import Source, Tree, read_tree
-from nemo_rl_deadline_fix.source.rewrite import with_fix, without_fix
+from nemo_rl_deadline_fix.source.judging import TreeReport, examine, survey
+from nemo_rl_deadline_fix.source.lines import Line
+from nemo_rl_deadline_fix.source.reading import Source, Tree
 from nemo_rl_deadline_fix.source.sites import Rule, State
 
 ALL_RULES = frozenset(Rule)
 _NO_NEWLINE = b"\n\\ No newline at end of file\n"
-_KNOWN = "the shapes that `nemo-rl-deadline-fix check` knows"
-_ADVICE = "run `nemo-rl-deadline-fix check` on it, and make the change by hand after the diffs in patches/"
 
 
 @dataclass(frozen=True)
 class Change:
-    """New bytes for one file."""
+    """A new text for one file.
+
+    Attributes:
+        source: The file as it is.
+        new: The file as it is to be.
+    """
 
     source: Source
-    raw: bytes
+    new: Source
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,15 @@ class Plan:
     report: TreeReport
     changes: tuple[Change, ...]
 
-    @property
-    def patch(self) -> bytes:
-        """The changes as a patch that `git apply` and `patch -p1` accept at the tree's root."""
-        return b"".join(
-            _file_patch(change) for change in sorted(self.changes, key=lambda change: change.source.name)
-        )
+    def patch(self, folder: str = "") -> bytes:
+        """The changes as a patch that `git apply` and `patch -p1` accept.
+
+        Args:
+            folder: Where the tree is in the folder that the patch is for, with a slash at its end; by
+                default the patch is for the tree's root.
+        """
+        changes = sorted(self.changes, key=lambda change: change.source.name)
+        return b"".join(_file_patch(change, os.fsencode(folder)) for change in changes)
 
 
 def plan(path: Path, *, rules: Collection[Rule] = ALL_RULES) -> Plan:
@@ -67,96 +75,116 @@ def plan(path: Path, *, rules: Collection[Rule] = ALL_RULES) -> Plan:
 
     Raises:
         InvalidInputError: There is no tree, or a file of it cannot be read or parsed.
-        UnsupportedTargetError: The tree has a shape that is not known.
+        UnsupportedTargetError: The tree has a form that is not mended here.
     """
-    report = examine(read_tree(path))
+    report = survey(path)
     if report.state in (State.FIXED, State.NOT_APPLICABLE):
         return Plan(report, ())
-    _refuse_unknown(report)
-    changes = tuple(
-        Change(source, source.with_text(text))
-        for source in reversed(_sources(report.tree))
-        if (text := with_fix(source, report.sites, rules)) != source.text
-    )
+    _refuse_other_forms(report, path)
+    changes = tuple(reversed(_changes(report, rules, State.AFFECTED)))
     after = examine(_changed(report.tree, changes))
     if {*rules} >= ALL_RULES - {Rule.DF004} and after.state is not State.FIXED:
-        raise UnsupportedTargetError(
-            f"cannot fix {report.root}",
-            found=f"a tree that would be {after.state} afterwards ({after.detail})",
-            supported=_KNOWN,
-            advice=_ADVICE,
-        )
+        # A mistake of ours, which does not reach the tree.
+        _refuse(f"a tree that would be {after.state} afterwards ({after.detail})", path)
     return Plan(report, changes)
 
 
 def plan_revert(path: Path) -> Plan:
     """Compute how to take out what `plan` puts in; nothing is written.
 
-    There is no record of what was applied. So lines count as the fix's exactly if they are what the fix
-    writes, and the result is given out only if fixing it again leads to the tree as it is, byte for byte.
+    There is no record of what was applied. So lines count as the fix's exactly if they are, byte for byte,
+    what the fix writes, and the result is given out only if it is a tree that could be fixed again.
 
     Args:
         path: As for `survey`.
 
     Returns:
-        The changes; none where the fix is not there.
+        The changes; none where the fix is not there, or is NeMo RL's own.
 
     Raises:
         InvalidInputError: There is no tree, or a file of it cannot be read or parsed.
         UnsupportedTargetError: The fix is there in another form, or was edited since.
     """
-    report = examine(read_tree(path))
-    if report.state in (State.AFFECTED, State.NOT_APPLICABLE):
+    report = survey(path)
+    others = report.line is not Line.GATE and report.state is not State.UNKNOWN
+    if others or report.state in (State.AFFECTED, State.NOT_APPLICABLE):
         return Plan(report, ())
-    _refuse_unknown(report)
-    present = {site.rule for site in report.sites if site.rule and site.state is State.FIXED}
-    changes = tuple(
-        Change(source, source.with_text(text))
-        for source in _sources(report.tree)
-        if (text := without_fix(source, report.sites, present)) != source.text
-    )
-    before = _changed(report.tree, changes)
-    again = examine(before)
-    for source, now in zip(_sources(before), _sources(report.tree), strict=True):
-        if source.with_text(with_fix(source, again.sites, present)) != now.raw:
-            raise UnsupportedTargetError(
-                f"cannot take the fix out of {now.path}",
-                found="a file that fixing again would not lead back to: its lines were edited since",
-                supported="a tree as `apply` left it",
-                advice="take the fix out by hand or with git; nothing was changed",
-            )
+    _refuse_other_forms(report, path)
+    changes = _changes(report, ALL_RULES, State.FIXED)
+    optional = any(site.state is State.UNKNOWN for site in report.sites)
+    if optional or examine(_changed(report.tree, changes)).state is not State.AFFECTED:
+        raise _edited_since(path)
     return Plan(report, changes)
 
 
-def _refuse_unknown(report: TreeReport) -> None:
+def _refuse_other_forms(report: TreeReport, path: Path) -> None:
     if report.state is State.UNKNOWN:
-        raise UnsupportedTargetError(
-            f"cannot change {report.root}", found=report.detail, supported=_KNOWN, advice=_ADVICE
-        )
+        _refuse(report.detail, path)
+    if report.line is not Line.GATE:
+        raise UnsupportedTargetError(f"cannot change {path}", found=f"the defect {report.detail}")
+    for source in report.tree.sources:
+        if re.search("\r(?!\n)", source.text):
+            raise UnsupportedTargetError(
+                f"cannot change {source.path}",
+                found="lines that end in a lone carriage return",
+                supported="LF or CRLF",
+                advice="convert the file's line ends first; nothing was changed",
+            )
 
 
-def _sources(tree: Tree) -> tuple[Source, ...]:
-    return tuple(source for source in (tree.controller, tree.manager) if source is not None)
+def _refuse(found: str, path: Path) -> None:
+    raise UnsupportedTargetError(
+        f"cannot change {path}",
+        found=found,
+        advice=f"nemo-rl-deadline-fix verify --rl {shlex.quote(str(path))}",
+    )
+
+
+def _edited_since(path: Path) -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        f"cannot take the fix out of {path}",
+        found="lines that differ from what `apply` writes: they were edited since, or made otherwise",
+        advice="take the fix out by hand or with git; nothing was changed",
+    )
+
+
+def _changes(report: TreeReport, rules: Collection[Rule], state: State) -> tuple[Change, ...]:
+    """The files with each site's text put in where it is affected, or taken out where it is fixed."""
+    changes = []
+    for source in report.tree.sources:
+        sites = [site for site in report.sites if site.file == source.name and site.state is state]
+        places = {place for site in sites if site.rule in rules for place in site.places}
+        text = source.text
+        # From the end, so that the offsets of the others stay true.
+        for place in sorted(places, key=lambda place: place.at, reverse=True):
+            if state is State.AFFECTED:
+                text = place.put_into(text)
+            elif place.is_in(text):
+                text = place.taken_from(text)
+            else:
+                raise _edited_since(source.path)
+        if text != source.text:
+            changes.append(Change(source, source.with_text(text)))
+    return tuple(changes)
 
 
 def _changed(tree: Tree, changes: Collection[Change]) -> Tree:
-    new = {change.source: change.raw.decode(change.source.encoding) for change in changes}
-
-    def renewed(source: Source | None) -> Source | None:
-        if source is None or source not in new:
-            return source
-        text = new[source]
-        return Source(source.path, source.name, source.with_text(text), source.encoding, text)
-
-    return Tree(tree.root, renewed(tree.controller), renewed(tree.manager))
+    new = {change.source: change.new for change in changes}
+    return replace(
+        tree,
+        controller=tree.controller and new.get(tree.controller, tree.controller),
+        manager=tree.manager and new.get(tree.manager, tree.manager),
+    )
 
 
-def _file_patch(change: Change) -> bytes:
-    name = change.source.name.encode()
+def _file_patch(change: Change, folder: bytes) -> bytes:
+    name = folder + change.source.name.encode()
     # Lines as git counts them: a carriage return belongs to its line.
-    old, new = (_git_lines(raw) for raw in (change.source.raw, change.raw))
+    old, new = (_git_lines(source.raw) for source in (change.source, change.new))
+    # A tab ends a name that has a space in it, as in git's own patches.
+    end = b"\t" if b" " in name else b""
     head = b"diff --git a/%s b/%s\n" % (name, name)
-    body = difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + name, b"b/" + name)
+    body = difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + name + end, b"b/" + name + end)
     return head + b"".join(line if line.endswith(b"\n") else line + _NO_NEWLINE for line in body)
 
 
@@ -248,7 +276,7 @@ def _staged(stack: contextlib.ExitStack, target: Path, change: Change) -> tuple[
         if not status.st_mode & 0o222 or not os.access(target, os.W_OK):
             raise PermissionError("the file is read-only")
         return (
-            _copy(stack, target, change.raw, status),
+            _copy(stack, target, change.new.raw, status),
             _copy(stack, target, change.source.raw, status),
         )
     except OSError as error:

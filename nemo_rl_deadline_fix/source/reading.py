@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import stat
+import subprocess
 import tokenize
+import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +59,10 @@ class Source:
             InvalidInputError: It does not parse; the message names file and line.
         """
         try:
-            return ast.parse(self.text, filename=str(self.path))
+            with warnings.catch_warnings():
+                # The user's, about escapes in strings and the like. They are not what was asked for.
+                warnings.simplefilter("ignore")
+                return ast.parse(self.text, filename=str(self.path))
         except SyntaxError as error:
             raise InvalidInputError(
                 f"{self.path}:{error.lineno or 1}: syntax error",
@@ -69,9 +76,18 @@ class Source:
                 supported="a Python source file",
             ) from None
 
-    def with_text(self, text: str) -> bytes:
-        """Bytes of a changed text in this file's encoding."""
-        return text.encode(self.encoding)
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *itertools.accumulate(map(len, self.lines))]
+
+    def offset(self, line: int, column: int = 0) -> int:
+        """Where a place is in the text: its line from 1, its column in bytes of UTF-8, as `ast` counts."""
+        skipped = self.lines[line - 1].encode()[:column].decode() if column else ""
+        return self._starts[line - 1] + len(skipped)
+
+    def with_text(self, text: str) -> Source:
+        """The file with another text."""
+        return Source(self.path, self.name, text.encode(self.encoding), self.encoding, text)
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,26 @@ class Tree:
     root: Path
     controller: Source | None
     manager: Source | None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Those of the two that are there, the controller first."""
+        return tuple(source for source in (self.controller, self.manager) if source)
+
+    def git(self, *arguments: str) -> str:
+        """What git answers in the tree; "" where there is no git, or no repository."""
+        # A monitor that the repository configures would be a program of its own.
+        line = ["git", "-C", str(self.root), "-c", "core.fsmonitor=false", *arguments]
+        try:
+            done = subprocess.run(line, capture_output=True, text=True, errors="surrogateescape", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+        return done.stdout.rstrip("\n")
+
+    def left_out(self, names: Collection[str]) -> list[str]:
+        """Files of these that git keeps out of this checkout because it is a sparse one."""
+        listed = self.git("ls-files", "-t", "--", *names).splitlines()
+        return [line.removeprefix("S ") for line in listed if line.startswith("S ")]
 
 
 def read_tree(path: Path) -> Tree:

@@ -42,13 +42,13 @@ MANAGER_FIX: tuple[Replacement, ...] = (
     ),
     (
         "    def suspend(self) -> None:\n        if self.suspended:",
-        '    def suspend(self, holder: str = "engine") -> None:\n'
+        '    def suspend(self, holder: str = "generation_stand_down") -> None:\n'
         "        self._holders.add(holder)\n"
         "        if self.suspended:",
     ),
     (
         "    def resume(self) -> None:\n        if not self.suspended:",
-        '    def resume(self, holder: str = "engine") -> None:\n'
+        '    def resume(self, holder: str = "generation_stand_down") -> None:\n'
         "        self._holders.discard(holder)\n"
         "        if self._holders:\n"
         "            return\n"
@@ -63,12 +63,12 @@ MANAGER_FIX: tuple[Replacement, ...] = (
     ),
     (
         FORWARDS[0],
-        '    def suspend_request_deadlines(self, holder: str = "engine") -> None:',
+        '    def suspend_request_deadlines(self, holder: str = "generation_stand_down") -> None:',
     ),
     ("        self._request_deadlines.suspend()", "        self._request_deadlines.suspend(holder)"),
     (
         FORWARDS[1],
-        '    def resume_request_deadlines(self, holder: str = "engine") -> None:',
+        '    def resume_request_deadlines(self, holder: str = "generation_stand_down") -> None:',
     ),
     ("        self._request_deadlines.resume()", "        self._request_deadlines.resume(holder)"),
 )
@@ -125,8 +125,8 @@ def pinned(name: str) -> str:
     """The text of a file of the pinned tree, with the lines that patch 0001 finds its place by."""
     text = (PINNED / name).read_text()
     if name == MANAGER:
-        # Two of its anchors are sentences of NeMo RL's, which stand in the diff and nowhere else.
-        sentences = re.findall(r'^ ( +""".*"""\n)', the_patch("0001").read_text(), re.MULTILINE)
+        # Two of them are sentences of NeMo RL's, which stand in the diff and nowhere else.
+        sentences = re.findall(r'^-( +""".*"""\n)', the_patch("0001").read_text(), re.MULTILINE)
         assert len(sentences) == len(FORWARDS)
         for forward, sentence in zip(FORWARDS, sentences, strict=True):
             text = re.sub(rf'({re.escape(forward)}\n) +""".*"""\n', rf"\g<1>{sentence}", text)
@@ -160,6 +160,15 @@ def make_tree(folder: Path, shape: Shape | str = "pinned", *, fixed: bool = Fals
     return folder
 
 
+def older_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
+    """As `make_tree` with the fix, as 0.1.0 of this package wrote it: the default was another name."""
+    root = make_tree(folder, shape, fixed=True)
+    text = (root / MANAGER).read_text()
+    assert text.count('holder: str = "generation_stand_down"') == 4
+    (root / MANAGER).write_text(text.replace('"generation_stand_down"', '"engine"'))
+    return root
+
+
 def applied_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
     """As `make_tree`, with the fix written into it by `apply`."""
     root = make_tree(folder, shape)
@@ -178,6 +187,11 @@ def patched_tree(folder: Path, shape: Shape | str = "pinned") -> Path:
         env={"PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_CEILING_DIRECTORIES": str(root.parent)},
     )
     return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Bytes of the two files that the fix is written to, by name."""
+    return {name: (root / name).read_bytes() for name in (CONTROLLER, MANAGER)}
 
 
 def the_patch(number: str) -> Path:

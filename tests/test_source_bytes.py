@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pytest_mock import MockerFixture
 
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
+from nemo_rl_deadline_fix.source import Rule, State, survey
 from nemo_rl_deadline_fix.source.checkout import ALL_RULES, plan, plan_revert, write
-from nemo_rl_deadline_fix.source.locate import Rule, Site, State, survey
-from nemo_rl_deadline_fix.source.reading import Source
-from nemo_rl_deadline_fix.source.rewrite import with_fix
+from nemo_rl_deadline_fix.source.sites import Place
 from tests.support.fixture_trees import (
     CLEAR,
     CLOSE_FIX,
     CONTROLLER,
+    FORWARDS,
     HOLD,
     LET_GO,
     MANAGER,
@@ -25,19 +30,15 @@ from tests.support.fixture_trees import (
     WHY,
     Shape,
     applied_tree,
+    contents,
     edited,
     make_tree,
+    older_tree,
     pinned,
 )
-from tests.test_source_locate import REFUSED
 
 FILES = (CONTROLLER, MANAGER)
 BOM = b"\xef\xbb\xbf"
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    """Bytes of the two files that the fix is written to."""
-    return {name: (root / name).read_bytes() for name in FILES}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -48,14 +49,15 @@ def test_apply_writes_what_was_written_out_by_hand(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_applying_twice_is_the_same_as_once_and_reverting_undoes_it(tmp_path: Path, name: str) -> None:
-    """A fixed tree has nothing to change; reverted, it is what it was and has nothing to revert."""
-    root = make_tree(tmp_path, name)
-    before = contents(root)
-    write(plan(root).changes)
+@pytest.mark.parametrize("make", [applied_tree, older_tree])
+def test_a_fixed_tree_has_nothing_to_change_and_reverts_to_what_it_was(
+    tmp_path: Path, name: str, make: Callable[[Path, str], Path]
+) -> None:
+    """Whether this version wrote the fix or 0.1.0; reverted, it has nothing to revert."""
+    root = make(tmp_path, name)
     assert plan(root).changes == ()
     write(plan_revert(root).changes)
-    assert contents(root) == before
+    assert {file: raw.decode() for file, raw in contents(root).items()} == SHAPES[name].before
     assert plan_revert(root).changes == ()
 
 
@@ -67,10 +69,14 @@ def test_a_place_that_is_fixed_already_is_left_alone(tmp_path: Path) -> None:
     assert contents(root)[CONTROLLER].decode() == SHAPES["pinned"].after[CONTROLLER]
 
 
-def test_a_half_fixed_registry_is_completed(tmp_path: Path) -> None:
-    """The set of holders is made once, also when one of the two methods had it already."""
-    root = applied_tree(tmp_path)
-    resume = '    def resume(self, holder: str = "engine") -> None:\n        self._holders.discard(holder)\n'
+@pytest.mark.parametrize(("make", "name"), [(applied_tree, "generation_stand_down"), (older_tree, "engine")])
+def test_a_half_fixed_registry_is_completed_under_its_own_name(
+    tmp_path: Path, make: Callable[[Path], Path], name: str
+) -> None:
+    """The set of holders is made once, and the four defaults stay one name."""
+    root = make(tmp_path)
+    after = contents(root)
+    resume = f'    def resume(self, holder: str = "{name}") -> None:\n        self._holders.discard(holder)\n'
     text = edited(
         (root / MANAGER).read_text(),
         (resume + "        if self._holders:\n            return\n", "    def resume(self) -> None:\n"),
@@ -78,7 +84,19 @@ def test_a_half_fixed_registry_is_completed(tmp_path: Path) -> None:
     (root / MANAGER).write_text(text)
     assert survey(root).state is State.PARTLY_FIXED
     write(plan(root).changes)
-    assert contents(root)[MANAGER].decode() == SHAPES["pinned"].after[MANAGER]
+    assert contents(root) == after
+
+
+def test_two_versions_texts_in_one_tree_are_not_touched(tmp_path: Path) -> None:
+    """With one default of 0.1.0 among ours, calls without a name would hold as two: nothing is guessed."""
+    root = applied_tree(tmp_path)
+    old = 'def resume(self, holder: str = "generation_stand_down")'
+    text = edited((root / MANAGER).read_text(), (old, 'def resume(self, holder: str = "engine")'))
+    (root / MANAGER).write_text(text)
+    assert survey(root).state is State.UNKNOWN
+    for make in (plan, plan_revert):
+        with pytest.raises(UnsupportedTargetError, match="cannot change"):
+            make(root)
 
 
 def test_without_df004_the_deadline_is_not_touched(tmp_path: Path) -> None:
@@ -104,7 +122,9 @@ def test_without_df004_the_deadline_is_not_touched(tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_every_byte_outside_of_the_changed_lines_stays(tmp_path: Path, encode, says: str) -> None:
+def test_every_byte_outside_of_the_changed_lines_stays(
+    tmp_path: Path, encode: Callable[[bytes], bytes], says: str
+) -> None:
     """Encoding, byte order mark, newlines, a missing last one and odd space come through, there and back."""
     root = make_tree(tmp_path)
     for name in FILES:
@@ -115,6 +135,69 @@ def test_every_byte_outside_of_the_changed_lines_stays(tmp_path: Path, encode, s
     assert after != before
     plain = {name: text.encode() for name, text in SHAPES["pinned"].after.items()}
     assert {name: raw == encode(plain[name]) for name, raw in after.items()} == dict.fromkeys(FILES, True)
+    write(plan_revert(root).changes)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "anchor"),
+    [
+        (CONTROLLER, f"        {CLEAR}\n"),
+        (CONTROLLER, "        prepared = False\n"),
+        (CONTROLLER, "            if not prepare.ready:"),
+        (CONTROLLER, f"        {SET}\n\n"),
+        (MANAGER, "        self.suspended = False\n\n"),
+        (MANAGER, "        self._timeout.reschedule(asyncio"),
+        (MANAGER, "        self._request_deadlines.suspend()"),
+        (MANAGER, FORWARDS[0]),
+    ],
+)
+@pytest.mark.parametrize("mark", ["\f", "\f    \f"])
+def test_form_feeds_stay_where_they_are(tmp_path: Path, file: str, anchor: str, mark: str) -> None:
+    """In the indentation of a line that the fix goes beside, of its neighbour, and of any other."""
+    root = make_tree(tmp_path)
+    (root / file).write_text(edited((root / file).read_text(), (anchor, mark + anchor)))
+    before = contents(root)
+    write(plan(root).changes)
+    after = contents(root)
+    assert after[file].replace(mark.encode(), b"").decode() == SHAPES["pinned"].after[file]
+    assert after[file].count(mark.encode()) == 1
+    write(plan_revert(root).changes)
+    assert contents(root) == before
+
+
+def test_tabs_are_met_with_tabs(tmp_path: Path) -> None:
+    """A file that is indented by tabs gets no line that is indented by spaces."""
+    root = make_tree(tmp_path)
+    for name in FILES:
+        (root / name).write_text((root / name).read_text().replace("    ", "\t"))
+    before = contents(root)
+    write(plan(root).changes)
+    for name, raw in contents(root).items():
+        assert ast.unparse(ast.parse(raw.replace(b"\t", b"    "))) == ast.unparse(
+            ast.parse(SHAPES["pinned"].after[name])
+        )
+        assert not re.search(rb"^\t* ", raw, re.MULTILINE)
+    write(plan_revert(root).changes)
+    assert contents(root) == before
+
+
+def test_a_new_line_ends_as_the_line_beside_it(tmp_path: Path) -> None:
+    """In a file of mixed line ends, every second line as on Windows, both ways."""
+    root = make_tree(tmp_path)
+    for name in FILES:
+        lines = (root / name).read_bytes().split(b"\n")
+        (root / name).write_bytes(
+            b"".join(a + e for a, e in zip(lines, itertools.cycle([b"\n", b"\r\n"]), strict=False))
+        )
+    before = contents(root)
+    write(plan(root).changes)
+    for name, raw in contents(root).items():
+        assert raw.replace(b"\r\n", b"\n").rstrip(b"\n") == SHAPES["pinned"].after[name].encode().rstrip(
+            b"\n"
+        )
+        gate = raw.split(b"_gym_checkpoint_rollout_permitted.clear()")[0].splitlines(keepends=True)
+        assert name == MANAGER or gate[-2].endswith(b"\r\n") == gate[-3].endswith(b"\r\n")
     write(plan_revert(root).changes)
     assert contents(root) == before
 
@@ -169,7 +252,10 @@ def test_a_signature_on_several_lines_stays_so(tmp_path: Path) -> None:
     )
     (root / MANAGER).write_text(before)
     write(plan(root).changes)
-    assert '(\n        self,\n        holder: str = "engine",\n    ) -> None:' in (root / MANAGER).read_text()
+    assert (
+        '(\n        self,\n        holder: str = "generation_stand_down",\n    ) -> None:'
+        in (root / MANAGER).read_text()
+    )
     write(plan_revert(root).changes)
     assert (root / MANAGER).read_text() == before
 
@@ -200,29 +286,11 @@ def test_the_formatter_of_nemo_rl_leaves_the_result_unchanged(tmp_path: Path, na
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_result_that_would_not_be_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be written is surveyed first, so that a mistake of ours does not reach the tree."""
-
-    def without_the_hold(source: Source, sites: tuple[Site, ...], rules: frozenset[Rule]) -> str:
-        return with_fix(source, sites, rules).replace(f"        {HOLD}\n", "")
-
-    monkeypatch.setattr("nemo_rl_deadline_fix.source.checkout.with_fix", without_the_hold)
-    with pytest.raises(UnsupportedTargetError, match="a tree that would be partly_fixed afterwards"):
+def test_a_result_that_would_not_be_fixed_is_refused(tmp_path: Path, mocker: MockerFixture) -> None:
+    """What would be written is judged first, so that a mistake of ours does not reach the tree."""
+    mocker.patch.object(Place, "put_into", lambda place, text: text)
+    with pytest.raises(UnsupportedTargetError, match="a tree that would be affected afterwards"):
         plan(make_tree(tmp_path))
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_shape_that_is_not_understood_is_not_changed(tmp_path: Path, name: str) -> None:
-    """All or nothing: one place that is not understood, and no file is touched."""
-    file, edits, _ = REFUSED[name]
-    root = make_tree(tmp_path)
-    (root / file).write_text(edited((root / file).read_text(), *edits))
-    before = contents(root)
-    with pytest.raises(
-        UnsupportedTargetError, match=r"cannot change .*do this: run `nemo-rl-deadline-fix check`"
-    ):
-        write(plan(root).changes)
-    assert contents(root) == before
 
 
 @pytest.mark.parametrize(
@@ -233,14 +301,19 @@ def test_a_shape_that_is_not_understood_is_not_changed(tmp_path: Path, name: str
         (CONTROLLER, f"{SET}\n        {LET_GO}", f"{SET}\n        # Go on.\n        {LET_GO}"),
         (CONTROLLER, f"        {HOLD}\n", f"        {HOLD}\n        # Now.\n"),
         (CONTROLLER, f"        {HOLD}\n", f"        {HOLD}\n        print()\n"),
+        (CONTROLLER, f"\n        {SET}\n        {LET_GO}", f"\n        {SET}\n        {LET_GO}  # go"),
         (MANAGER, "0.001", "0.002"),
         (MANAGER, "        self._holders.add(holder)\n", "        self._holders |= {holder}\n"),
-        (MANAGER, 'def suspend(self, holder: str = "engine")', 'def suspend(self, holder: str = "training")'),
+        (
+            MANAGER,
+            'def suspend(self, holder: str = "generation_stand_down")',
+            'def suspend(self, holder: str = "training")',
+        ),
         (MANAGER, "set[str] = set()", "set[str] = set([])"),
         (
             MANAGER,
-            'def resume_request_deadlines(self, holder: str = "engine")',
-            'def resume_request_deadlines(self, *, holder: str = "engine")',
+            'def resume_request_deadlines(self, holder: str = "generation_stand_down")',
+            'def resume_request_deadlines(self, *, holder: str = "generation_stand_down")',
         ),
         (
             MANAGER,
@@ -254,9 +327,7 @@ def test_what_was_edited_since_is_not_reverted(tmp_path: Path, file: str, old: s
     root = applied_tree(tmp_path)
     (root / file).write_text(edited((root / file).read_text(), (old, new)))
     before = contents(root)
-    with pytest.raises(
-        UnsupportedTargetError, match=r"cannot (take the fix out of .*edited since|change .*differ)"
-    ):
+    with pytest.raises(UnsupportedTargetError, match=r"cannot (take the fix out of .*edited since|change )"):
         write(plan_revert(root).changes)
     assert contents(root) == before
 

@@ -1,0 +1,184 @@
+"""The map of NeMo RL's versions: what `check`, `diff` and `apply` say of each, and do to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nemo_rl_deadline_fix.source import Line, State, survey
+from tests.support.fixture_trees import CONTROLLER, MANAGER, VERSIONS, contents, edited, make_tree
+from tests.test_source_checkout import command, run
+
+OTHER_FORM = "in a form that this package does not mend"
+VERDICTS = {
+    "before": ("not_applicable", "none", 0, "has no Gym snapshot code"),
+    "A": ("affected", "gate", 1, ""),
+    "B": ("affected", "gate", 1, ""),
+    "C": ("affected", "gate", 1, ""),
+    "E": ("affected", "coordinator", 1, OTHER_FORM),
+    "F": ("affected", "coordinator", 1, OTHER_FORM),
+    "D": ("fixed", "coordinator", 0, "by NeMo RL itself"),
+    "N": ("unknown", "coordinator", 2, "documentation says that it is fixed"),
+    "A's controller, D's manager": ("unknown", "unknown", 2, "one line of NeMo RL with a manager of another"),
+    "D's controller, A's manager": ("unknown", "unknown", 2, CONTROLLER),
+}
+"""By version: the state, the line, the exit code of `check`, and a part of why."""
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_check_tells_each_version(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """For people and for programs the same, with the same exit code."""
+    state, line, code, why = VERDICTS[name]
+    root = make_tree(tmp_path, name)
+    assert command("check", "--json", root) == code
+    report = json.loads(capsys.readouterr().out)
+    assert (report["state"], report["line"]) == (state, line)
+    assert why in report["detail"]
+    assert command("check", root) == code
+    text = capsys.readouterr().out
+    assert text.startswith(f"{state}: ")
+    assert why in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("do", ["diff", "apply"])
+def test_diff_and_apply_change_what_they_can_mend_and_nothing_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, do: str
+) -> None:
+    """Fixed and without snapshots: nothing to change; another form: one line that says so, and exit 2."""
+    state, line, check, why = VERDICTS[name]
+    root = make_tree(tmp_path, name)
+    before = contents(root)
+    mends = check == 1 and line == "gate"
+    refuses = check == 2 or (check == 1 and not mends)
+    assert command(do, root) == (2 if refuses else int(mends and do == "diff"))
+    out, err = capfd.readouterr()
+    assert (contents(root) != before) == (mends and do == "apply")
+    assert not mends or "single_controller.py" in out
+    if refuses:
+        assert out == ""
+        assert re.fullmatch(rf"nemo-rl-deadline-fix: cannot change {root}; .*{why}.*\n", err)
+        assert "patches/" not in err
+    elif not mends:
+        assert f"nothing to change: {state} (" in " ".join((out + err).split())
+
+
+def test_a_version_that_fixed_itself_says_where_and_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The place is the hold of NeMo RL's own, and `--revert` does not take that out."""
+    root = make_tree(tmp_path, "D")
+    before = contents(root)
+    report = survey(root)
+    found = re.search(rf"{CONTROLLER}:(\d+)", report.detail)
+    assert found is not None
+    assert "suspend_request_deadlines(" in (root / CONTROLLER).read_text().splitlines()[int(found[1]) - 1]
+    assert command("apply", "--revert", root) == 0
+    assert capsys.readouterr().out.startswith("nothing to revert: fixed")
+    assert contents(root) == before
+
+
+RELEASE = "resume_request_deadlines(\n                    _GYM_CHECKPOINT_DEADLINE_HOLDER"
+HOLD = "suspend_request_deadlines(\n                _GYM_CHECKPOINT_DEADLINE_HOLDER"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        (CONTROLLER, "            finally:\n", "            except OSError:\n"),
+        (CONTROLLER, RELEASE, "resume_request_deadlines("),
+        (CONTROLLER, HOLD, "suspend_request_deadlines("),
+        (
+            CONTROLLER,
+            RELEASE,
+            "resume_request_deadlines('a'",
+        ),
+        (MANAGER, "_request_deadlines.resume(holder)", "_request_deadlines.resume()"),
+        (MANAGER, "self._suspension_holders.add(holder)", "self._suspension_count += 1"),
+        (MANAGER, "class RolloutDispatchAdmissionGate", "class RolloutAdmissionGate"),
+    ],
+)
+def test_what_only_looks_like_nemo_rls_own_fix_is_unknown(
+    tmp_path: Path, file: str, old: str, new: str
+) -> None:
+    """A release that may not run, another name, a name that is dropped: never an all-clear."""
+    root = make_tree(tmp_path, "D")
+    (root / file).write_text(edited((root / file).read_text(), (old, new)))
+    assert survey(root).state is State.UNKNOWN
+
+
+def test_a_second_block_without_a_hold_is_unknown(tmp_path: Path) -> None:
+    """The gate may be closed in more than one place, and each has to stop the clocks."""
+    root = make_tree(tmp_path, "D")
+    with (root / CONTROLLER).open("a") as file:
+        file.write("\n    async def _other(self, gate: Any) -> None:\n        async with gate.closed():\n")
+        file.write("            await self._save()\n")
+    assert survey(root).state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["_prepared_gym_checkpoint", "GymCheckpointCoordinator"])
+@pytest.mark.parametrize("file", [CONTROLLER, MANAGER])
+def test_anything_else_that_speaks_of_gym_snapshots_is_unknown(tmp_path: Path, name: str, file: str) -> None:
+    """It is never a tree with nothing to fix, in whichever file it says so."""
+    root = make_tree(tmp_path, "before")
+    with (root / file).open("a") as text:
+        text.write(f"\n{name} = None\n")
+    report = survey(root)
+    assert report.state is State.UNKNOWN
+    assert file in report.detail
+
+
+def test_a_gate_under_another_name_is_unknown(tmp_path: Path) -> None:
+    """The snapshot methods are there, so the tree is not one without the feature."""
+    root = make_tree(tmp_path)
+    text = (root / CONTROLLER).read_text().replace("_gym_checkpoint_rollout_permitted", "_gym_gate")
+    (root / CONTROLLER).write_text(text)
+    assert survey(root).state is State.UNKNOWN
+
+
+def test_a_controller_without_its_manager_is_unknown(tmp_path: Path) -> None:
+    """One of the two files alone cannot be judged."""
+    root = make_tree(tmp_path)
+    (root / MANAGER).unlink()
+    assert survey(root).state is State.UNKNOWN
+
+
+def test_no_controller_is_nothing_to_fix_only_in_a_whole_nemo_rl(tmp_path: Path) -> None:
+    """Older releases have none; a folder with neither the controller nor the older trainer says nothing."""
+    root = make_tree(tmp_path, "before")
+    (root / CONTROLLER).unlink()
+    report = survey(root)
+    assert (report.state, report.line, report.controller) == (State.NOT_APPLICABLE, Line.NONE, None)
+    (root / "nemo_rl/algorithms/grpo.py").unlink()
+    assert survey(root).state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("file", [CONTROLLER, "nemo_rl/environments/gym_checkpoint_coordinator.py"])
+def test_what_git_leaves_out_of_a_sparse_checkout_is_missed(tmp_path: Path, file: str) -> None:
+    """The file is in the repository and not in this folder, so nothing can be said."""
+    root = make_tree(tmp_path, "before")
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).touch()
+    for line in ("init -q", "add -f nemo_rl", f"update-index --skip-worktree {file}"):
+        assert run(["git", *line.split()], root).returncode == 0
+    (root / file).unlink()
+    report = survey(root)
+    assert report.state is State.UNKNOWN
+    assert f"git leaves {file} out" in report.detail
+
+
+def test_without_git_a_tree_is_judged_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("git") is None
+    assert survey(make_tree(tmp_path / "before", "before")).state is State.NOT_APPLICABLE
+    assert command("diff", make_tree(tmp_path / "A", "A")) == 1
+
+
+def test_every_version_of_the_map_is_tested() -> None:
+    """A fixture tree that nobody judges would be a gap in the map."""
+    assert VERDICTS.keys() == VERSIONS.keys()
