@@ -164,7 +164,7 @@ def _nothing_to(do: str, report: TreeReport) -> str:
 
 def _next(report: TreeReport, path: Path) -> str:
     """The command that comes next, as it can be pasted; "" where there is none."""
-    if report.state is State.UNKNOWN:
+    if report.state is State.UNKNOWN and report.playable:
         command = "verify --rl"
     elif report.state in (State.AFFECTED, State.PARTLY_FIXED) and report.line is Line.GATE:
         command = "apply"
