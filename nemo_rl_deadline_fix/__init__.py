@@ -11,21 +11,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nemo_rl_deadline_fix.errors import DeadlineFixError, InvalidInputError, UnsupportedTargetError
-    from nemo_rl_deadline_fix.installing import Report, State, TargetReport, install, status, uninstall
+    from nemo_rl_deadline_fix.installing import Report, State, install, status, uninstall
     from nemo_rl_deadline_fix.observing import ClockReport, metrics
-    from nemo_rl_deadline_fix.registry import HolderStats, RequestDeadlineRegistry
+    from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ClockReport",
     "DeadlineFixError",
-    "HolderStats",
     "InvalidInputError",
     "Report",
     "RequestDeadlineRegistry",
     "State",
-    "TargetReport",
     "UnsupportedTargetError",
     "install",
     "metrics",
@@ -36,12 +34,10 @@ __all__ = [
 _HOMES = {
     "ClockReport": "observing",
     "DeadlineFixError": "errors",
-    "HolderStats": "registry",
     "InvalidInputError": "errors",
     "Report": "installing",
     "RequestDeadlineRegistry": "registry",
     "State": "installing",
-    "TargetReport": "installing",
     "UnsupportedTargetError": "errors",
     "install": "installing",
     "metrics": "observing",

@@ -20,4 +20,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["run"] and not sys.flags.safe_path:
+        # The current folder. What lies beside the script is the script's, and not meant by our imports.
+        del sys.path[0]
     main()

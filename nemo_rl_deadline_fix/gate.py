@@ -1,119 +1,122 @@
 """Hold the rollout clocks exactly while the gate of a Gym snapshot is closed.
 
-The two functions here are the bodies of the wrappers that `installing` puts on the controller. They
-run inside the actor, so they look everything up on the object they are given. The rule is
-level-triggered: after every wrapped call, however it ends, the hold is set to what the gate says. That
-is right for each way a snapshot can end, with no case of its own for any of them.
+The gate itself is the one place that knows. So the hold hangs on it, inside the actor: its `clear()` holds
+the clocks first and its `set()` releases them afterwards, whoever calls them, and however a snapshot ends.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
-from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry, logger
-from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, METRIC_PREFIX, REGISTRY, TELEMETRY
+from nemo_rl_deadline_fix import __version__
+from nemo_rl_deadline_fix.observing import log, log_telemetry, now
+from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
+from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, REGISTRY
 
-_TOLD = "_nemo_rl_deadline_fix_told"
-
-runs_here = False
-"""Whether a wrapped method has run in this process: then it is the actor's, and the fix is on."""
+_FOLLOWER = "_nemo_rl_deadline_fix"
 
 
 async def prepare_and_commit(
     original: Callable[..., Awaitable[Any]], controller: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run the controller's prepare and commit with the clocks held from before its first await.
-
-    Args:
-        original: The unwrapped `_prepare_and_commit_gym_checkpoint`.
-        controller: The controller it is called on.
-        *args: The call's arguments, passed on untouched.
-        **kwargs: The call's keyword arguments, passed on untouched.
+    """Run a controller's own prepare and commit, with its clocks following its gate from now on.
 
     Returns:
         What the original returns; whatever it raises comes out as it is, cancellation included.
     """
-    global runs_here
-    runs_here = True
-    registry = _registry(controller)
-    if registry is not None:
-        _attempt(registry.suspend)
-    return await release_prepared(original, controller, *args, **kwargs)
-
-
-async def release_prepared(
-    original: Callable[..., Awaitable[Any]], controller: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Run one of the controller's methods, then set the hold to what the gate says.
-
-    Args:
-        original: The unwrapped method.
-        controller: The controller it is called on.
-        *args: The call's arguments, passed on untouched.
-        **kwargs: The call's keyword arguments, passed on untouched.
-
-    Returns:
-        What the original returns; whatever it raises comes out as it is, cancellation included.
-    """
+    follow_gate(controller)
     try:
         return await original(controller, *args, **kwargs)
     finally:
-        # No await between the gate's last change and this line: the clocks turn in the same step.
-        registry = _registry(controller)
-        if registry is not None:
-            _follow(registry, controller)
+        # A belt: by now the gate has seen to it, unless somebody has put another one in its place.
+        follow_gate(controller)
 
 
-def _follow(registry: RequestDeadlineRegistry, controller: Any) -> None:
-    """Set the hold to what the gate says, and log how long it was where it ends."""
-    if not getattr(controller, GATE).is_set():
-        _attempt(registry.suspend)
-        return
-    seconds = registry.held_seconds.get(HOLDER)
-    _attempt(registry.resume)
-    if seconds is not None:
-        _log(controller, {"held_seconds": seconds, "covered": float(registry.live)})
-
-
-def _log(controller: Any, metrics: dict[str, float]) -> None:
-    # Where the controller logs its snapshots, with no set-up, and never at the cost of an error.
-    log = getattr(controller, TELEMETRY, None)
-    if callable(log):
-        try:
-            log(metrics, step=getattr(controller, "_train_steps", 0), prefix=METRIC_PREFIX)
-        except Exception:
-            logger.debug("The pause's telemetry was not logged", exc_info=True)
-
-
-def _registry(controller: Any) -> RequestDeadlineRegistry | None:
-    """The controller's registry as one of ours, or None and one ERROR when something is missing."""
+def follow_gate(controller: Any) -> None:
+    """Let a controller's clocks follow the gate and the registry that it has now. It never raises."""
     try:
-        if not callable(getattr(getattr(controller, GATE, None), "is_set", None)):
-            raise TypeError(f"it has no gate {GATE!r} with is_set()")
-        manager = getattr(controller, MANAGER, None)
-        registry = getattr(manager, REGISTRY, None)
-        if registry is None:
-            raise TypeError(f"it has no registry {MANAGER}.{REGISTRY}")
-        return RequestDeadlineRegistry.adopt(registry)
+        vars(controller).setdefault(_FOLLOWER, _Follower(controller)).look_again()
     except Exception as error:
-        if not getattr(controller, _TOLD, False):
-            logger.error(
-                "Rollout clocks are NOT paused during Gym snapshots of this %s: %s",
-                type(controller).__name__,
-                error,
-            )
-            # A controller that takes no attributes hears it each time.
-            with suppress(Exception):
-                setattr(controller, _TOLD, True)
-        return None
+        log(logging.ERROR, "Rollout clocks are NOT paused during Gym snapshots", error=error)
 
 
-def _attempt(step: Callable[[str], None]) -> None:
-    # The registry has handled every deadline it could before it raises. A snapshot must not fail over
-    # the rest, and the original's own outcome must not be replaced.
-    try:
-        step(HOLDER)
-    except Exception:
-        logger.exception("Some rollout deadlines did not follow the Gym snapshot's gate")
+class _Follower:
+    """A controller's hold, which lasts exactly while its gate is closed."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+        self._gate: Any = None
+        self._calls: tuple[Any, Any] | None = None
+        self._registry: RequestDeadlineRegistry | None = None
+        self._problem = ""
+
+    def look_again(self) -> None:
+        try:
+            gate, registry = _parts(self._controller)
+            if registry is not self._registry:
+                self._release()
+                self._registry = registry
+            if (gate.clear, gate.set) != self._calls:
+                self._attach(gate)
+        except Exception as error:
+            self._release()
+            self._registry = None
+            # Once, and not again at each snapshot.
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log(logging.ERROR, "Rollout clocks are NOT paused during Gym snapshots: %s", error)
+        else:
+            self._agree(gate)
+
+    def _attach(self, gate: Any) -> None:
+        close, reopen = gate.clear, gate.set
+
+        def clear(*args: Any, **kwargs: Any) -> Any:
+            self._agree(gate, closing=True)
+            try:
+                return close(*args, **kwargs)
+            finally:
+                self._agree(gate)
+
+        def set_(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return reopen(*args, **kwargs)
+            finally:
+                self._agree(gate)
+
+        # Both or none, and on the object, which stays the same one for those who wait for it.
+        vars(gate).update(clear=clear, set=set_)
+        self._gate, self._calls = gate, (clear, set_)
+        kind = type(self._controller).__name__
+        log(logging.INFO, "deadline fix %s: the rollout clocks of %s follow its gate", __version__, kind)
+
+    def _agree(self, gate: Any, *, closing: bool = False) -> None:
+        # Whatever goes wrong in here stays here: the gate's caller has a snapshot to take.
+        try:
+            if gate is not self._gate or self._registry is None:
+                return
+            if closing or not gate.is_set():
+                self._registry.suspend(HOLDER)
+            else:
+                self._release()
+        except Exception as error:
+            log(logging.ERROR, "The rollout clocks did not follow the Gym snapshot's gate", error=error)
+
+    def _release(self) -> None:
+        if self._registry is None or HOLDER not in self._registry.holders:
+            return
+        seconds = now() - self._registry.holders[HOLDER]
+        self._registry.resume(HOLDER)
+        log_telemetry(self._controller, {"held_seconds": seconds, "covered": float(self._registry.live)})
+
+
+def _parts(controller: Any) -> tuple[Any, RequestDeadlineRegistry]:
+    gate = getattr(controller, GATE, None)
+    if not all(callable(getattr(gate, name, None)) for name in ("is_set", "clear", "set")):
+        raise TypeError(f"{type(controller).__name__} has no gate {GATE} with is_set(), clear() and set()")
+    registry = getattr(getattr(controller, MANAGER, None), REGISTRY, None)
+    if registry is None:
+        raise TypeError(f"{type(controller).__name__} has no registry {MANAGER}.{REGISTRY}")
+    return gate, RequestDeadlineRegistry.adopt(registry)

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
 import importlib.metadata
+import logging
 import sys
+import textwrap
 import threading
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
-from nemo_rl_deadline_fix import gate
+from nemo_rl_deadline_fix import __version__, wrapping
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
-from nemo_rl_deadline_fix.observing import ClockReport, clocks
-from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry, logger
-from nemo_rl_deadline_fix.shapes import Shape, classify, mentions
+from nemo_rl_deadline_fix.observing import ClockReport, clocks, log
+from nemo_rl_deadline_fix.shapes import Finding, Shape, classify, mentions
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
+    CONTROLLER_FILE,
     CONTROLLER_MODULE,
     MANAGER_CLASS,
     MANAGER_MODULE,
-    METHODS,
     REGISTRY,
     REGISTRY_CLASS,
+    SNAPSHOT_FILES,
     SUPPORTED,
 )
-from nemo_rl_deadline_fix.wrapping import covered, patch, unpatch, unsupported
+
+LATE = (
+    "a controller actor was created before the fix was switched on: it stays as it is; only actors created "
+    "from now on pause their rollout clocks"
+)
+RESTARTS = (
+    "a controller actor was created with the fix on: it keeps the fix until its process ends; where Ray "
+    "restarts it, it comes back without"
+)
+IS_ON = "controller actors made from now on pause their rollout clocks during Gym snapshots"
+TOO_LATE = "this actor was made without the fix: switch it on in the driver, before the actor is created"
 
 # wrapt's hooks cannot be taken back, so the one that waits asks the first flag when its time comes.
 _enabled = False
@@ -34,7 +51,7 @@ _lock = threading.RLock()
 
 
 class State(StrEnum):
-    """State of one target; the values are the words used in messages."""
+    """State of the controller; the values are the words used in messages."""
 
     PATCHED = "patched"
     PENDING = "pending"
@@ -45,45 +62,29 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class TargetReport:
-    """State of one method that the fix wraps.
-
-    Attributes:
-        target: `module:Class.method`.
-        state: What holds for it now.
-        detail: What was found, where the state needs it; else "".
-    """
-
-    target: str
-    state: State
-    detail: str = ""
-
-
-@dataclass(frozen=True)
 class Report:
-    """One entry per target, and what the user should know besides.
+    """What is on, and what the user should know besides.
 
     Attributes:
-        targets: The methods that the fix wraps.
+        state: State of the controller.
+        detail: What was found, where the state needs it; else "".
         warnings: One line each.
         clocks: The rollout clocks that live in this process; in the controller actor, where they are.
     """
 
-    targets: tuple[TargetReport, ...]
+    state: State
+    detail: str = ""
     warnings: tuple[str, ...] = ()
     clocks: tuple[ClockReport, ...] = ()
 
-    @property
-    def state(self) -> State:
-        """The state of all targets: they are patched together or not at all."""
-        return self.targets[0].state
-
     def __str__(self) -> str:
-        lines = [
-            f"{entry.target}: {entry.state}{f' ({entry.detail})' if entry.detail else ''}"
-            for entry in self.targets
-        ]
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings), *map(str, self.clocks)])
+        detail = f" ({self.detail})" if self.detail else ""
+        lines = [f"{CONTROLLER_MODULE}:{CONTROLLER_CLASS}: {self.state}{detail}"]
+        lines += [f"warning: {text}" for text in self.warnings]
+        wrapped = (
+            textwrap.wrap(line, 80, subsequent_indent="  ") for line in [*lines, *map(str, self.clocks)]
+        )
+        return "\n".join(line for part in wrapped for line in part)
 
 
 def install() -> Report:
@@ -94,8 +95,8 @@ def install() -> Report:
     and imported again needs another call.
 
     Returns:
-        One entry per target: `patched`; `pending` while NeMo RL's controller is not imported yet (it is
-        patched when it is); `already_fixed`; or `not_applicable` where there is no Gym snapshot code.
+        `patched`; `pending` while NeMo RL's controller is not imported yet (it is patched when it is);
+        `already_fixed`; or `not_applicable` where there is no Gym snapshot code.
 
     Raises:
         UnsupportedTargetError: The controller is imported and has an unknown shape; nothing was changed.
@@ -103,37 +104,72 @@ def install() -> Report:
     global _enabled, _hook_waits
     with _lock:
         _enabled = True
-        module = sys.modules.get(CONTROLLER_MODULE)
-        if module is not None:
-            return _install_on(module)
-        if not _hook_waits:
+        if CONTROLLER_MODULE not in sys.modules and not _hook_waits:
             from wrapt import register_post_import_hook
 
             register_post_import_hook(_on_import, CONTROLLER_MODULE)
             _hook_waits = True
-        return status()
+    # An import that another thread has begun may be past the hook. Not under the lock, which the hook takes.
+    getattr(importlib._bootstrap, "_lock_unlock_module", str)(CONTROLLER_MODULE)
+    module = sys.modules.get(CONTROLLER_MODULE)
+    report = status() if module is None else on_import(module)
+    if report.detail == TOO_LATE:
+        log(logging.WARNING, "%s", TOO_LATE)
+    return report
+
+
+def on_import(module: ModuleType, *, announce: bool = True) -> Report:
+    """Switch the fix on for a controller module whose code has run, be it that its import has not ended.
+
+    Args:
+        module: `nemo_rl.algorithms.single_controller`.
+        announce: Whether to log at INFO that it is on, where it was not before.
+
+    Returns:
+        As `install`.
+
+    Raises:
+        UnsupportedTargetError: The controller has an unknown shape; nothing was changed.
+    """
+    with _lock:
+        warnings = _version_warnings()
+        state, finding = _state(module)
+        if state is State.UNSUPPORTED:
+            raise wrapping.unsupported(finding.found, finding.advice)
+        unpatched = [one for one in _actors(module) if not wrapping.is_patched(one.controller)]
+        if state in (State.UNPATCHED, State.PATCHED) and unpatched and not finding.found:
+            for one in unpatched:
+                wrapping.patch(one.controller)
+            state = State.PATCHED
+            if _forget_exports(unpatched):
+                warnings += (LATE,)
+            if announce:
+                log(logging.INFO, "deadline fix %s is on: %s", __version__, IS_ON)
+    for text in warnings:
+        log(logging.WARNING, "%s", text)
+    return Report(state, finding.found, warnings, clocks())
 
 
 def uninstall() -> Report:
     """Restore exactly what was there, for the controller actors created from now on.
 
-    Where somebody wrapped one of the methods again on top of ours, both stay as they are, with a
-    warning: the fix on one method alone would stop the clocks and not let them run again.
+    Where somebody wrapped the method again on top of ours, both stay as they are, with a warning.
 
     Returns:
-        One entry per target, as `status`.
+        As `status`.
     """
     global _enabled
-    warnings: tuple[str, ...] = ()
     with _lock:
-        _enabled = gate.runs_here = False
-        module = sys.modules.get(CONTROLLER_MODULE)
-        controller = _controller(module)
-        if controller is not None and any(covered(controller)):
-            warnings = unpatch(controller)
-            _forget_export(module)
+        _enabled = False
+        patched = [
+            one for one in _actors(sys.modules.get(CONTROLLER_MODULE)) if wrapping.is_patched(one.controller)
+        ]
+        left = {wrapping.unpatch(controller) for controller in {one.controller for one in patched}}
+        warnings = tuple(sorted(left - {""}))
+        if _forget_exports(patched):
+            warnings += (RESTARTS,)
     for text in warnings:
-        logger.warning("%s", text)
+        log(logging.WARNING, "%s", text)
     report = status()
     return replace(report, warnings=report.warnings + warnings)
 
@@ -141,80 +177,117 @@ def uninstall() -> Report:
 def status() -> Report:
     """Say what is on in this process, without changing anything, and how its rollout clocks stand.
 
-    The clocks live in the controller actor, so ask there for those; the driver has none.
+    The clocks live in the controller actor, so ask there for those; the driver has none. Any thread may ask.
 
     Returns:
-        One entry per target, in the states that `install` returns, or `unpatched`, or `unsupported`.
+        In the states that `install` returns, or `unpatched`, or `unsupported`.
     """
-    state, found = _state(sys.modules.get(CONTROLLER_MODULE))
-    if gate.runs_here and state in (State.UNPATCHED, State.PENDING):
-        # The class came with the driver's patch on it; the module, imported here, knows nothing of that.
-        state, found = State.PATCHED, "as the driver shipped it to this actor"
-    return _report(state, found, _version_warnings())
+    state, finding = _state(sys.modules.get(CONTROLLER_MODULE))
+    return Report(state, finding.found, _version_warnings(), clocks())
 
 
-def _controller(module: ModuleType | None) -> type | None:
-    """The class whose methods run in the actor: the one Ray made of the decorated class."""
-    found = getattr(module, CONTROLLER_CLASS, None)
-    metadata = getattr(found, "__ray_metadata__", None)
-    found = getattr(metadata, "modified_class", found)
+def _state(module: ModuleType | None) -> tuple[State, Finding]:
+    if wrapping.shipped_here:
+        return State.PATCHED, Finding(Shape.AFFECTED, "as the driver shipped it to this actor")
+    if _runs_the_controller():
+        return State.UNPATCHED, Finding(Shape.AFFECTED, TOO_LATE)
+    controller = _class_of(getattr(module, CONTROLLER_CLASS, None))
+    if controller is None and _is_to_come(module):
+        if _enabled and _hook_waits:
+            return State.PENDING, Finding(Shape.AFFECTED)
+        if module is None:
+            return State.UNPATCHED, Finding(Shape.AFFECTED)
+        found = "the module is still being imported: install before or after that"
+        return State.UNSUPPORTED, Finding(Shape.UNSUPPORTED, found)
+    if controller is not None and wrapping.is_patched(controller):
+        return State.PATCHED, Finding(Shape.AFFECTED)
+    finding = _finding(module, controller)
+    return State.UNPATCHED if finding.shape is Shape.AFFECTED else State(finding.shape.value), finding
+
+
+def _is_to_come(module: ModuleType | None) -> bool:
+    return module is None or bool(getattr(module.__spec__, "_initializing", False))
+
+
+def _finding(module: ModuleType | None, controller: type | None) -> Finding:
+    manager_module = sys.modules.get(MANAGER_MODULE)
+    registry = getattr(manager_module, REGISTRY_CLASS, None)
+    finding = classify(
+        controller or object,
+        registry if isinstance(registry, type) else None,
+        [*vars(module), *vars(manager_module or object), *_snapshot_files(module)],
+    )
+    if finding.shape is Shape.NOT_APPLICABLE and controller is None:
+        return replace(finding, found=f"{CONTROLLER_MODULE} has no class {CONTROLLER_CLASS}")
+    manager = getattr(manager_module, MANAGER_CLASS, None)
+    if finding.shape is Shape.AFFECTED and isinstance(manager, type) and not mentions(manager, REGISTRY):
+        return Finding(Shape.UNSUPPORTED, f"{MANAGER_CLASS} has no {REGISTRY}")
+    return finding
+
+
+def _snapshot_files(module: ModuleType | None) -> list[str]:
+    """Files beside the controller's in which newer lines of NeMo RL keep their Gym snapshots."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return []
+    root = Path(file).parents[CONTROLLER_FILE.count("/")]
+    return [name for name in SNAPSHOT_FILES if (root / name).exists()]
+
+
+# Ray's side. An actor class is an object around the class whose methods run in the actor, and remembers
+# whether it has shipped that class in this job, or, under Ray Client, to this cluster.
+
+
+def _class_of(actor: Any) -> type | None:
+    found = getattr(getattr(actor, "__ray_metadata__", None), "modified_class", actor)
     return found if isinstance(found, type) else None
 
 
-def _state(module: ModuleType | None) -> tuple[State, str]:
-    controller = _controller(module)
+class _Actor(NamedTuple):
+    made_by_ray: Any
+    controller: type
+
+
+def _actors(module: ModuleType | None) -> list[_Actor]:
+    """The module's actor class, and those of whoever decorated the controller again."""
+    actor: Any = getattr(module, CONTROLLER_CLASS, None)
+    controller = _class_of(actor)
     if controller is None:
-        importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
-        if module is None or importing:
-            if _enabled and _hook_waits:
-                return State.PENDING, ""
-            if module is None:
-                return State.UNPATCHED, ""
-            return State.UNSUPPORTED, "the module is still being imported: install before or after that"
-        return State.NOT_APPLICABLE, f"{CONTROLLER_MODULE} has no class {CONTROLLER_CLASS}"
-    if all(covered(controller)):
-        return State.PATCHED, ""
-    manager_module = sys.modules.get(MANAGER_MODULE)
-    registry = getattr(manager_module, REGISTRY_CLASS, None)
-    finding = classify(controller, registry if isinstance(registry, type) else None)
-    if finding.shape is Shape.AFFECTED:
-        refused = _refused(registry, getattr(manager_module, MANAGER_CLASS, None))
-        return (State.UNSUPPORTED, refused) if refused else (State.UNPATCHED, "")
-    return State(finding.shape.value), finding.found
+        return []
+    plain = getattr(controller, "__ray_actor_class__", None)
+    kinds = (
+        [kind for kind in type(actor).__bases__[0].__subclasses__() if plain in kind.__mro__] if plain else []
+    )
+    # Ray keeps no list of them; and to look through everything is for the one in a thousand who did that.
+    actors = [actor] if len(kinds) <= 1 else [one for one in gc.get_objects() if type(one) in kinds]
+    return [_Actor(one, found) for one in actors if (found := _class_of(one)) is not None]
 
 
-def _refused(registry: object, manager: object) -> str:
-    """Why the actor could not adopt the registry, found out here in the driver; "" where it can."""
-    if isinstance(manager, type) and not mentions(manager, REGISTRY):
-        return f"{MANAGER_CLASS} has no {REGISTRY}"
-    if not isinstance(registry, type):
-        return ""
+def _forget_exports(actors: list[_Actor]) -> bool:
+    """Make Ray ship these classes anew; True if one of them had been shipped already.
+
+    Ray keeps one copy per job, the newest, which an actor takes when its process starts, or restarts.
+    """
+    shipped = False
+    for actor, _ in actors:
+        metadata = getattr(actor, "__ray_metadata__", None)
+        if metadata is not None:
+            shipped |= metadata.last_export_cluster_and_job is not None
+            metadata.last_export_cluster_and_job = None
+            shipped |= vars(actor).pop("__ray_client_mode_key__", None) is not None
+    return shipped
+
+
+def _runs_the_controller() -> bool:
+    """Whether this process is a controller actor's, as Ray says; without Ray it is none."""
+    ray = sys.modules.get("ray")
     try:
-        RequestDeadlineRegistry.adopt(registry())
-    except Exception as error:
-        return str(error)
-    return ""
-
-
-def _install_on(module: ModuleType) -> Report:
-    warnings = _version_warnings()
-    for text in warnings:
-        logger.warning("%s", text)
-    state, found = _state(module)
-    if state is State.UNSUPPORTED:
-        raise unsupported(found)
-    controller = _controller(module)
-    if state is State.UNPATCHED and controller is not None:
-        patch(controller)
-        state = State.PATCHED
-        if _forget_export(module):
-            late = (
-                "a controller actor was created before the fix was switched on: it stays as it is; only "
-                "actors created from now on pause their rollout clocks"
-            )
-            logger.warning("%s", late)
-            warnings += (late,)
-    return _report(state, found, warnings)
+        # Asked first, because Ray would start a cluster to be able to answer the other question.
+        if ray is None or not ray.is_initialized():
+            return False
+        return repr(ray.get_runtime_context().current_actor).startswith(f"Actor({CONTROLLER_CLASS},")
+    except Exception:
+        return False
 
 
 def _on_import(module: ModuleType) -> None:
@@ -225,31 +298,11 @@ def _on_import(module: ModuleType) -> None:
         return
     # An exception in here would break the import of the user's training code.
     try:
-        with _lock:
-            _install_on(module)
+        on_import(module)
     except UnsupportedTargetError as error:
-        logger.warning("Rollout clocks will NOT be paused during Gym snapshots: %s", error)
-    except Exception:
-        logger.exception("Rollout clocks will NOT be paused during Gym snapshots")
-
-
-def _forget_export(module: ModuleType | None) -> bool:
-    """Make Ray ship the class anew; True if it had been shipped in this job already.
-
-    Ray keeps one copy per job, the newest, which an actor takes when its process starts, or restarts.
-    """
-    metadata = getattr(getattr(module, CONTROLLER_CLASS, None), "__ray_metadata__", None)
-    if metadata is None or getattr(metadata, "last_export_cluster_and_job", None) is None:
-        return False
-    metadata.last_export_cluster_and_job = None
-    return True
-
-
-def _report(state: State, detail: str = "", warnings: tuple[str, ...] = ()) -> Report:
-    targets = tuple(
-        TargetReport(f"{CONTROLLER_MODULE}:{CONTROLLER_CLASS}.{name}", state, detail) for name in METHODS
-    )
-    return Report(targets, warnings, clocks())
+        log(logging.WARNING, "Rollout clocks will NOT be paused during Gym snapshots: %s", error)
+    except Exception as error:
+        log(logging.ERROR, "Rollout clocks will NOT be paused during Gym snapshots", error=error)
 
 
 def _version_warnings() -> tuple[str, ...]:
@@ -273,10 +326,13 @@ def _version_warnings() -> tuple[str, ...]:
 
 def _version(name: str) -> str | None:
     # A module that is imported tells its own version; a checkout on the path has no metadata.
-    version = getattr(sys.modules.get(name), "__version__", None)
-    if version is None:
-        try:
-            version = importlib.metadata.version(name.replace("_", "-"))
-        except importlib.metadata.PackageNotFoundError:
-            return None
+    version = getattr(sys.modules.get(name), "__version__", None) or _installed_version(name)
     return version if isinstance(version, str) else None
+
+
+@functools.cache
+def _installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name.replace("_", "-"))
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -122,7 +122,7 @@ def fix(module: ModuleType, start_path: list[str]) -> tuple[bool, str]:
     try:
         from nemo_rl_deadline_fix import installing
 
-        report = installing.install()
+        report = installing.on_import(module, announce=False)
     except UnsupportedTargetError as error:
         return True, str(error)
     finally:
@@ -131,7 +131,7 @@ def fix(module: ModuleType, start_path: list[str]) -> tuple[bool, str]:
             top = name.partition(".")[0]
             if top not in {*before, __package__} and PathFinder.find_spec(top, own) is not None:
                 del sys.modules[name]
-    state, detail = report.state, report.targets[0].detail
+    state, detail = report.state, report.detail
     name = f"deadline fix {nemo_rl_deadline_fix.__version__}"
     if state is installing.State.PATCHED:
         return False, f"{name} is on: rollout clocks stop while a Gym snapshot keeps admission closed"

@@ -1,12 +1,28 @@
-"""What operators see of the clocks in this process: a status to read, and metrics to log."""
+"""What operators see of the clocks in this process: log lines, a report to read, metrics to log."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import time
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry, known_registries
-from nemo_rl_deadline_fix.targets import HOLDER, METRIC_PREFIX
+from nemo_rl_deadline_fix.targets import HOLDER, METRIC_PREFIX, TELEMETRY
+
+if TYPE_CHECKING:
+    from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
+
+WARN_AFTER_ENV = "NEMO_RL_DEADLINE_FIX_WARN_AFTER_S"
+"""Environment variable: seconds after which a lasting hold is reported at WARNING."""
+
+logger = logging.getLogger("nemo_rl.deadline_fix")
+
+_watches: set[weakref.ref[Watch]] = set()
 
 
 @dataclass(frozen=True)
@@ -38,15 +54,115 @@ class ClockReport:
         )
 
 
+class Watch:
+    """Counts the holds of one registry's clocks, logs them, and warns of one that lasts.
+
+    Args:
+        registry: The registry.
+        warn_after_s: Seconds after which a lasting hold is reported at WARNING, and again each time the
+            wait has doubled. By default the environment variable `WARN_AFTER_ENV`, else 300.
+
+    Raises:
+        ValueError: `warn_after_s` is not a positive, finite number.
+    """
+
+    def __init__(self, registry: RequestDeadlineRegistry, warn_after_s: float | None = None) -> None:
+        if warn_after_s is not None and not 0 < warn_after_s < float("inf"):
+            raise ValueError(f"warn_after_s is a positive number of seconds, not {warn_after_s!r}")
+        self.warn_after_s = _configured_warn_after_s() if warn_after_s is None else warn_after_s
+        self._registry = registry
+        self._warning: asyncio.TimerHandle | None = None
+        self._snapshots = 0
+        self._stopped_at = self._paused_s = self._longest_s = 0.0
+        _watches.add(weakref.ref(self, _watches.discard))
+
+    def held(self, holder: str, at: float, *, first: bool) -> None:
+        """Count a hold that has begun.
+
+        Args:
+            holder: Who holds.
+            at: Since when, in loop time.
+            first: Whether nobody held before, so that the clocks stop now.
+        """
+        self._snapshots += holder == HOLDER
+        if first:
+            self._stopped_at = at
+            self._warn_in(self.warn_after_s)
+            log(
+                logging.INFO, "Rollout clocks stopped by %s: %d live deadline(s)", holder, self._registry.live
+            )
+
+    def released(self, holder: str, since: float, at: float, *, last: bool) -> None:
+        """Count a hold that has ended.
+
+        Args:
+            holder: Who held.
+            since: Since when, in loop time.
+            at: Until when, in loop time.
+            last: Whether nobody holds any more, so that the clocks run again.
+        """
+        self._longest_s = max(self._longest_s, at - since)
+        if not last:
+            return
+        paused_s = at - self._stopped_at
+        self._paused_s += paused_s
+        if self._warning is not None:
+            self._warning.cancel()
+            self._warning = None
+        log(
+            logging.INFO,
+            "Rollout clocks run again, released by %s after %.3f s: %d live deadline(s)",
+            holder,
+            paused_s,
+            self._registry.live,
+        )
+
+    def report(self) -> ClockReport:
+        """The clocks as of now. Another thread may ask."""
+        # The total first: a hold that ends between the two lines is then counted once, and not twice.
+        paused_s = self._paused_s
+        holders = self._registry.holders.copy()
+        at = now()
+        held_s = {name: at - since for name, since in holders.items()}
+        return ClockReport(
+            stopped=bool(holders),
+            holders=held_s,
+            covered=self._registry.live,
+            snapshots=self._snapshots,
+            paused_seconds=paused_s + (at - self._stopped_at if holders else 0.0),
+            longest_hold_seconds=max([self._longest_s, *held_s.values()]),
+        )
+
+    def _warn_in(self, seconds: float) -> None:
+        # A timer handle, not a task: it keeps no loop alive, and the last release cancels it.
+        loop = running_loop()
+        self._warning = loop.call_later(seconds, self._warn, seconds) if loop else None
+
+    def _warn(self, waited: float) -> None:
+        report = self.report()
+        log(
+            logging.WARNING,
+            "Rollout clocks have been stopped for %.0f s, by %s: %d live deadline(s) wait. Usual causes: a "
+            "snapshot whose release is pending or whose abort failed, or a training pause that no weight "
+            "sync has ended. NeMo RL keeps admission closed and tries again at its next snapshot; the clocks "
+            "run again when the last holder releases them.",
+            now() - self._stopped_at,
+            ", ".join(f"{name} (for {seconds:.0f} s)" for name, seconds in report.holders.items()),
+            report.covered,
+        )
+        self._warn_in(2 * waited)
+
+
 def clocks() -> tuple[ClockReport, ...]:
     """The clocks of every registry in this process: in the actor one, from its first snapshot on."""
-    return tuple(_report(registry) for registry in known_registries())
+    return tuple(watch.report() for one in _watches.copy() if (watch := one()) is not None)
 
 
 def metrics() -> dict[str, float]:
     """The clocks of this process as flat numbers, to be merged into a NeMo RL logger's metrics.
 
-    Call it inside the controller actor, where the registry lives. Several registries are added up.
+    Call it inside the controller actor, where the registry lives; any thread may. Several registries are
+    added up.
 
     Returns:
         `rollout/deadlines/` and: `suspended` (1 or 0), `holders`, `live`, `snapshots_total`,
@@ -54,23 +170,65 @@ def metrics() -> dict[str, float]:
     """
     reports = clocks()
     numbers = {
-        "suspended": float(any(report.stopped for report in reports)),
-        "holders": float(sum(len(report.holders) for report in reports)),
-        "live": float(sum(report.covered for report in reports)),
-        "snapshots_total": float(sum(report.snapshots for report in reports)),
-        "paused_seconds_total": sum((report.paused_seconds for report in reports), 0.0),
+        "suspended": any(report.stopped for report in reports),
+        "holders": sum(len(report.holders) for report in reports),
+        "live": sum(report.covered for report in reports),
+        "snapshots_total": sum(report.snapshots for report in reports),
+        "paused_seconds_total": sum(report.paused_seconds for report in reports),
         "longest_hold_seconds": max((report.longest_hold_seconds for report in reports), default=0.0),
     }
-    return {f"{METRIC_PREFIX}/{name}": number for name, number in numbers.items()}
+    return {f"{METRIC_PREFIX}/{name}": float(number) for name, number in numbers.items()}
 
 
-def _report(registry: RequestDeadlineRegistry) -> ClockReport:
-    stats = registry.stats
-    return ClockReport(
-        stopped=registry.suspended,
-        holders=registry.held_seconds,
-        covered=registry.live,
-        snapshots=stats[HOLDER].holds if HOLDER in stats else 0,
-        paused_seconds=registry.paused_seconds,
-        longest_hold_seconds=max((one.longest_seconds for one in stats.values()), default=0.0),
-    )
+def log_telemetry(controller: Any, metrics: dict[str, float]) -> None:
+    """Log numbers where a controller logs its snapshots, with no set-up. It never raises.
+
+    Args:
+        controller: The controller; one that has no such method logs nothing.
+        metrics: The numbers, by their names under `rollout/deadlines`.
+    """
+    try:
+        telemetry = getattr(controller, TELEMETRY, None)
+        if telemetry is not None:
+            telemetry(metrics, step=getattr(controller, "_train_steps", 0), prefix=METRIC_PREFIX)
+    except Exception as error:
+        log(logging.DEBUG, "The pause's telemetry was not logged", error=error)
+
+
+def log(level: int, message: str, *args: object, error: BaseException | None = None) -> None:
+    """Log a line. It never raises: a log handler of the user's must not stop a snapshot.
+
+    Args:
+        level: One of `logging`'s levels.
+        message: The line, with `%` placeholders.
+        *args: What the placeholders stand for.
+        error: An exception to show with its traceback.
+    """
+    with suppress(Exception):
+        logger.log(level, message, *args, exc_info=error)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that runs in this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def now() -> float:
+    """The running loop's time; where no loop runs, the clock that asyncio's own loops run on."""
+    loop = running_loop()
+    return time.monotonic() if loop is None else loop.time()
+
+
+def _configured_warn_after_s() -> float:
+    text = os.environ.get(WARN_AFTER_ENV, "")
+    try:
+        seconds = float(text or 300.0)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        log(logging.WARNING, "%s=%r is not a positive number of seconds; using 300", WARN_AFTER_ENV, text)
+        return 300.0
+    return seconds

@@ -25,7 +25,9 @@ RELEASE = "_release_prepared_gym_checkpoint"
 RELEASE_COMMITTED = "_release_committed_gym_checkpoint"
 """Calls RELEASE and keeps the pending release while that fails."""
 METHODS = (PREPARE, RELEASE)
-"""The controller's methods that the run-time fix wraps."""
+"""The controller's methods that close and reopen the gate."""
+COORDINATED = "_prepared_gym_checkpoint"
+"""What newer lines of NeMo RL have instead: a context manager around the snapshot, with another gate."""
 
 GATE = "_gym_checkpoint_rollout_permitted"
 """The controller's `asyncio.Event`: set while a Gym snapshot lets rollouts be admitted."""
@@ -40,12 +42,13 @@ RESUME = "resume_request_deadlines"
 SNAPSHOT_NAMES = ("_gym_checkpoint", "GymCheckpoint", "RolloutDispatchAdmissionGate")
 """Parts of names that a NeMo RL with Gym snapshots has, in whatever form, and no other."""
 SNAPSHOT_FILES = (
+    "nemo_rl/environments/nemo_gym_checkpoint.py",
     "nemo_rl/environments/gym_checkpoint_coordinator.py",
     "nemo_rl/environments/gym_checkpoint_adapter.py",
     "nemo_rl/environments/checkpointing/nemo_gym.py",
     "nemo_rl/algorithms/rollout_checkpointing",
 )
-"""Where newer lines of NeMo RL keep their Gym snapshots, outside of the controller's file."""
+"""Where NeMo RL's lines keep what they have of Gym snapshots outside of the controller's file."""
 
 HOLDER = "gym_checkpoint"
 """The name under which the clocks are held while the gate is closed."""

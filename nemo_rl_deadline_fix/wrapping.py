@@ -1,13 +1,13 @@
 """Put the fix on a controller class, take it off, and tell whether it is there.
 
-Only two methods are replaced, by thin closures. Ray pickles an actor class by value, so what the driver
-patches reaches the actor; the closures hold nothing but the original, and find `admission`, where the
-work is done, by import at the other end.
+One method is replaced, by a thin closure. Ray pickles an actor class by value, so what the driver patches
+reaches the actor, where the closure finds `gate`, which does the work, by import.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import FunctionType
@@ -15,16 +15,16 @@ from typing import Any
 
 from nemo_rl_deadline_fix import gate
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
-from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, GATE, METHODS, PREPARE, RELEASE
+from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, GATE, PREPARE
 
-_SHAPE_WANTED = f"async {PREPARE} and {RELEASE} that alone close and reopen {GATE}"
-_ADVICE = (
-    "run `nemo-rl-deadline-fix check` on your checkout and report what it prints, or apply the source diff"
-)
+ADVICE = "run `nemo-rl-deadline-fix check` on your checkout and report what it prints"
+
+shipped_here = False
+"""Whether a class came to this process with the fix on it: then this is the actor's, and the fix is on."""
 
 
 def patch(controller: type) -> None:
-    """Wrap the two methods on a class, both or none. Wrapped ones are left as they are.
+    """Put the fix on a class. One that has it is left as it is.
 
     Args:
         controller: A class of a supported shape (`shapes.classify`).
@@ -32,109 +32,101 @@ def patch(controller: type) -> None:
     Raises:
         UnsupportedTargetError: The class does not let itself be changed; it is as it was.
     """
-    bodies = {PREPARE: gate.prepare_and_commit, RELEASE: gate.release_prepared}
-    done: list[str] = []
+    if is_patched(controller):
+        return
     try:
-        for name, has_ours in zip(METHODS, covered(controller), strict=True):
-            if not has_ours:
-                # On the class itself, also where a base defines the method: Ray ships this class by
-                # value, while an importable base is imported afresh in the actor, without our wrapper.
-                setattr(controller, name, _wrap(_lookup(controller, name), bodies[name]))
-                done.append(name)
+        # On the class itself, also where a base defines the method: Ray ships this class by value, while an
+        # importable base is imported afresh in the actor, without our wrapper.
+        setattr(controller, PREPARE, _wrap(inspect.getattr_static(controller, PREPARE), _Fix()))
     except Exception as error:
-        for name in done:
-            _restore(controller, name)
-        raise unsupported(f"{type(error).__name__}: {error}") from error
+        raise unsupported(f"{type(error).__name__}: {error}", ADVICE) from error
 
 
-def unpatch(controller: type) -> tuple[str, ...]:
-    """Take our wrappers off a class, both or none.
-
-    Args:
-        controller: The class.
+def unpatch(controller: type) -> str:
+    """Take the fix off a class.
 
     Returns:
-        One line for each method that somebody wrapped again; nothing was changed then.
+        "", or one line that says why it stays: somebody wrapped the method again, and nothing was changed.
     """
-    ours = [name for name, has_ours in zip(METHODS, covered(controller), strict=True) if has_ours]
-    left = [name for name in ours if not _is_ours(vars(controller).get(name))]
-    if not left:
-        for name in ours:
-            _restore(controller, name)
-    return tuple(
-        f"{name} was wrapped again after install(), so the fix stays on {' and '.join(METHODS)}"
-        for name in left
-    )
+    wrapper: Any = vars(controller).get(PREPARE)
+    if not _is_ours(wrapper):
+        return f"{PREPARE} was wrapped again after install(), so the fix stays on it"
+    delattr(controller, PREPARE)
+    if inspect.getattr_static(controller, PREPARE, None) is not wrapper.__wrapped__:
+        setattr(controller, PREPARE, wrapper.__wrapped__)
+    return ""
 
 
-def covered(controller: type) -> list[bool]:
-    """For each of `METHODS`, whether our wrapper is on it, or somewhere below what is on it."""
-    return [any(map(_is_ours, _layers(_lookup(controller, name)))) for name in METHODS]
+def is_patched(controller: type) -> bool:
+    """Whether the fix is on a class, be it below somebody else's wrapper."""
+    seen: list[Any] = []
+    pending = [inspect.getattr_static(controller, PREPARE, None)]
+    while pending:
+        function = pending.pop()
+        if _is_ours(function):
+            return True
+        if not any(function is one for one in seen):
+            seen.append(function)
+            pending += _wrapped_by(function)
+    return False
 
 
-def unsupported(found: str) -> UnsupportedTargetError:
-    """The error for a controller of an unknown shape.
+def unsupported(found: str, advice: str) -> UnsupportedTargetError:
+    """The error for a controller that the fix cannot be put on.
 
     Args:
         found: What was found instead of what the fix needs.
-
-    Returns:
-        The error, to be raised.
+        advice: What the reader can do about it.
     """
     return UnsupportedTargetError(
         f"cannot pause the rollout clocks of {CONTROLLER_MODULE}",
         found=found,
-        supported=_SHAPE_WANTED,
-        advice=_ADVICE,
+        supported=f"a plain async method {PREPARE} and a gate {GATE}",
+        advice=advice,
     )
 
 
-def _restore(controller: type, name: str) -> None:
-    original = vars(controller)[name].__wrapped__
-    if original is _lookup(controller, name, controller.__mro__[1:]):
-        delattr(controller, name)
-    else:
-        setattr(controller, name, original)
+class _Fix:
+    """What a wrapper calls. Its arrival in another process says that the class came with the fix on it."""
+
+    async def run(
+        self, original: Callable[..., Awaitable[Any]], controller: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        return await gate.prepare_and_commit(original, controller, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[], _Fix], tuple[()]]:
+        return _arrive, ()
 
 
-def _wrap(original: Any, body: Callable[..., Awaitable[Any]]) -> Any:
-    # An `async def`, because Ray looks at the function to know an asyncio method. Both names it closes
-    # over survive cloudpickle: the original by value as before, the body by reference.
+def _arrive() -> _Fix:
+    global shipped_here
+    shipped_here = True
+    return _Fix()
+
+
+def _wrap(original: Any, fix: _Fix) -> Any:
+    # An `async def`, because Ray looks at the function to know an asyncio method. Both names that it closes
+    # over survive cloudpickle: the original by value as before, the fix by a call of a function by name.
     @functools.wraps(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await body(original, self, *args, **kwargs)
+        return await fix.run(original, self, *args, **kwargs)
 
     return wrapper
 
 
 def _is_ours(function: Any) -> bool:
-    # The code says it, because `functools.wraps` copies any mark on to a stranger's wrapper. And the
-    # exact type, because a proxy shows the code of what it wraps.
-    return type(function) is FunctionType and function.__code__.co_filename == _wrap.__code__.co_filename
+    # What it closes over says it, because `functools.wraps` copies any mark on to a stranger's wrapper. And
+    # the exact type, because a proxy shows the closure of what it wraps.
+    return type(function) is FunctionType and any(isinstance(one, _Fix) for one in _closed_over(function))
 
 
-def _layers(function: Any) -> list[Any]:
-    """A function and what it wraps, as far as `__wrapped__` or a plain closure shows it."""
-    layers: list[Any] = []
-    pending = [function]
-    while pending:
-        one = pending.pop()
-        if one is not None and not any(one is layer for layer in layers):
-            layers.append(one)
-            pending.append(getattr(one, "__wrapped__", None))
-            if not _is_ours(one) and hasattr(one, "__code__"):
-                pending += [value for value in _closed_over(one) if hasattr(value, "__code__")]
-    return layers
+def _wrapped_by(function: Any) -> list[Any]:
+    inner = [one for one in _closed_over(function) if hasattr(one, "__code__")]
+    return [*inner, function.__wrapped__] if hasattr(function, "__wrapped__") else inner
 
 
 def _closed_over(function: Any) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
+    for cell in getattr(function, "__closure__", None) or ():
         # A cell is empty while what defines its variable has not run.
         with suppress(ValueError):
             yield cell.cell_contents
-
-
-def _lookup(controller: type, name: str, owners: tuple[type, ...] | None = None) -> Any:
-    """What a class has under a name, as it is stored; None where it has nothing."""
-    found = (vars(owner)[name] for owner in owners or controller.__mro__ if name in vars(owner))
-    return next(found, None)

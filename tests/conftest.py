@@ -6,6 +6,7 @@ Python can import one, and a checkout where `--rl PATH` names it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -17,9 +18,9 @@ from typing import Any, TypeVar
 import pytest
 
 import nemo_rl_deadline_fix
-from nemo_rl_deadline_fix import registry
+from nemo_rl_deadline_fix import observing, wrapping
 from nemo_rl_deadline_fix.errors import DeadlineFixError
-from nemo_rl_deadline_fix.replay import clock, subjects, verification
+from nemo_rl_deadline_fix.replay import clock, subjects, verifying
 from nemo_rl_deadline_fix.replay.subjects import Subject
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CHECKOUT] = None
     if path is not None:
         try:
-            config.stash[_CHECKOUT] = _target(verification.subject_of(path))
+            config.stash[_CHECKOUT] = _target(verifying.subject_of(path))
         except DeadlineFixError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -91,10 +92,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """One of the targets under test."""
     if request.param == "installed":
-        with verification.installed_subject() as subject:
+        with contextlib.ExitStack() as stack:
+            try:
+                subject = stack.enter_context(verifying.installed_subject())
+            except DeadlineFixError as error:
+                pytest.skip(str(error))
             yield _target(subject)
     elif request.param == "checkout":
-        yield request.config.stash[_CHECKOUT]
+        checkout = request.config.stash[_CHECKOUT]
+        assert checkout is not None
+        yield checkout
     else:
         yield _target(subjects.embedded())
 
@@ -103,7 +110,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 def _switched_off() -> Iterator[None]:
     """Whatever a test installs is taken off again, and its registries count no longer.
 
-    Before it as well, because fixtures of a whole module may play the story between two tests.
+    Before it as well, because fixtures of a whole module may run a simulation between two tests.
     """
     _switch_off()
     yield
@@ -111,17 +118,18 @@ def _switched_off() -> Iterator[None]:
 
 
 def _switch_off() -> None:
+    wrapping.shipped_here = False
     nemo_rl_deadline_fix.uninstall()
-    registry._known.clear()
+    observing._watches.clear()
 
 
 _CHECKOUT = pytest.StashKey[Target | None]()
 
 
 def _target(subject: Subject) -> Target:
-    if verification.has_fix(subject):
-        return Target(None, subject)
-    return Target(subject, subjects.fixed(subject))
+    if verifying.refusal(subject) is None:
+        return Target(subject, subjects.fixed(subject))
+    return Target(None, subject)
 
 
 def _installed() -> bool:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from nemo_rl_deadline_fix.registry import SMALLEST_BUDGET_S, RequestDeadlineRegistry
-from nemo_rl_deadline_fix.replay.rl import RolloutTimeout, _Deadline
+from nemo_rl_deadline_fix.replay import rl
+from nemo_rl_deadline_fix.replay.rl import RolloutTimeout
 from tests.conftest import virtual
 from tests.support.upstream_like import BareDeadline, clock_forward, never, rollout
+
+# Upstream's deadline, which takes any registry of its shape.
+_Deadline: Any = rl._Deadline
 
 
 def about(seconds: float) -> object:
@@ -22,20 +28,26 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
 # A cancel from before.
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_entered_with_a_cancel_pending(held):
+def test_entered_with_a_cancel_pending(held: bool) -> None:
     """The cancel comes out at the first await, held or not; it is no timeout, and nothing stays live."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         if held:
             registry.suspend("a")
 
-        async def body():
-            asyncio.current_task().cancel()
+        async def body() -> Any:
+            _this_task().cancel()
             await rollout(registry, 10, never())
 
         task = asyncio.create_task(body())
@@ -48,14 +60,14 @@ def test_entered_with_a_cancel_pending(held):
     assert virtual(story()) == (True, 0)
 
 
-def test_entered_after_a_swallowed_cancel():
+def test_entered_after_a_swallowed_cancel() -> None:
     """A cancel that was swallowed before the deadline began does not keep it from being a timeout."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
-            asyncio.current_task().cancel()
+        async def body() -> Any:
+            _this_task().cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(0)
             return await rollout(registry, 10, never())
@@ -73,10 +85,10 @@ def test_entered_after_a_swallowed_cancel():
 
 
 @pytest.mark.parametrize(("first", "expected"), [("close", 110 + SMALLEST_BUDGET_S), ("deadline", 10)])
-def test_expiring_in_the_very_turn_of_the_close(first, expected):
+def test_expiring_in_the_very_turn_of_the_close(first: str, expected: float) -> None:
     """Whichever comes first in the turn wins: a close stops the clock at zero, an expiry stands."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         loop = asyncio.get_running_loop()
         if first == "close":
@@ -93,10 +105,10 @@ def test_expiring_in_the_very_turn_of_the_close(first, expected):
     assert virtual(story()) == ("timeout", about(expected))
 
 
-def test_closed_in_the_turn_of_the_expiry_keeps_the_reply():
+def test_closed_in_the_turn_of_the_expiry_keeps_the_reply() -> None:
     """With the clock stopped at zero, a reply that comes during the hold is a reply."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         asyncio.get_running_loop().call_at(10, registry.suspend, "a")
         return await rollout(registry, 10, asyncio.sleep(30, "reply"))
@@ -105,10 +117,10 @@ def test_closed_in_the_turn_of_the_expiry_keeps_the_reply():
 
 
 @pytest.mark.parametrize("reply_after_s", [None, 100])
-def test_loop_blocked_past_the_deadline_then_close(reply_after_s):
+def test_loop_blocked_past_the_deadline_then_close(reply_after_s: float | None) -> None:
     """A deadline that a blocked loop kept from firing does not fire while held, and promptly after."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         reply = never() if reply_after_s is None else asyncio.sleep(reply_after_s, "reply")
         task = asyncio.create_task(rollout(registry, 10, reply))
@@ -128,13 +140,13 @@ def test_loop_blocked_past_the_deadline_then_close(reply_after_s):
 
 
 @pytest.mark.parametrize("inner_s", [30, 300])
-def test_nested_deadlines_are_paused_alike(inner_s):
+def test_nested_deadlines_are_paused_alike(inner_s: int) -> None:
     """Of two nested deadlines the shorter one fires, later by the pause, and under its own description."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(100, "outer", registry), _Deadline(inner_s, "inner", registry):
                 await never()
 
@@ -151,13 +163,13 @@ def test_nested_deadlines_are_paused_alike(inner_s):
     assert virtual(story()) == (*shorter, 0)
 
 
-def test_outer_deadline_goes_on_after_the_inner_one():
+def test_outer_deadline_goes_on_after_the_inner_one() -> None:
     """The outer budget counts on across an inner timeout and two pauses."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(100, "outer", registry):
                 with pytest.raises(RolloutTimeout, match="inner"):
                     async with _Deadline(30, "inner", registry):
@@ -176,13 +188,13 @@ def test_outer_deadline_goes_on_after_the_inner_one():
     assert virtual(story()) == about(1100)
 
 
-def test_nested_deadlines_with_nothing_left_end_in_one_timeout():
+def test_nested_deadlines_with_nothing_left_end_in_one_timeout() -> None:
     """Two that are exhausted together give the outer one's timeout, and nothing stays live."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(10, "outer", registry), _Deadline(10, "inner", registry):
                 await never()
 
@@ -198,13 +210,13 @@ def test_nested_deadlines_with_nothing_left_end_in_one_timeout():
     assert virtual(story()) == (about(50 + SMALLEST_BUDGET_S), 0, 0)
 
 
-def test_deadline_without_registry_is_not_paused():
+def test_deadline_without_registry_is_not_paused() -> None:
     """The native path's inner deadline runs on during a hold, as upstream's does."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(100, "outer", registry), _Deadline(30, "environment step"):
                 await never()
 
@@ -220,13 +232,13 @@ def test_deadline_without_registry_is_not_paused():
 # While it expires.
 
 
-def test_another_exception_while_expiring_comes_out():
+def test_another_exception_while_expiring_comes_out() -> None:
     """An error from the body's own clean-up is what the caller sees, and later pauses touch nothing."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(10, "rollout", registry):
                 try:
                     await never()
@@ -245,13 +257,13 @@ def test_another_exception_while_expiring_comes_out():
     assert virtual(story()) == (about(15), 0)
 
 
-def test_hold_during_a_long_clean_up_changes_nothing():
+def test_hold_during_a_long_clean_up_changes_nothing() -> None:
     """A deadline that has expired is not paused again while its body still cleans up."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(10, "rollout", registry):
                 try:
                     await never()
@@ -270,13 +282,13 @@ def test_hold_during_a_long_clean_up_changes_nothing():
     assert virtual(story()) == about(30)
 
 
-def test_body_that_swallows_an_outside_cancel_keeps_its_budget():
+def test_body_that_swallows_an_outside_cancel_keeps_its_budget() -> None:
     """A body that goes on after a cancel is timed on, with the pauses taken out."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(10, "rollout", registry):
                 with pytest.raises(asyncio.CancelledError):
                     await never()
@@ -298,13 +310,13 @@ def test_body_that_swallows_an_outside_cancel_keeps_its_budget():
     assert virtual(story()) == (about(210), 0)
 
 
-def test_body_that_swallows_the_expiry_gives_its_reply():
+def test_body_that_swallows_the_expiry_gives_its_reply() -> None:
     """A body that goes on after the expiry ends with its reply; pauses meanwhile raise nothing."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def reply():
+        async def reply() -> Any:
             with pytest.raises(asyncio.CancelledError):
                 await never()
             return await asyncio.sleep(50, "reply")
@@ -325,13 +337,15 @@ def test_body_that_swallows_the_expiry_gives_its_reply():
 @pytest.mark.parametrize("run", [virtual, asyncio.run])
 @pytest.mark.parametrize("left_s", [0.0, 5.0])
 @pytest.mark.parametrize("order", ["cancel first", "resume first"])
-def test_outside_cancel_wins_over_the_resume_of_its_turn(order, left_s, run):
+def test_outside_cancel_wins_over_the_resume_of_its_turn(
+    order: str, left_s: float, run: Callable[[Coroutine[Any, Any, Any]], Any]
+) -> None:
     """A rollout that is cancelled in the turn in which its clock restarts ends cancelled, not timed out."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
 
-        async def body():
+        async def body() -> Any:
             async with _Deadline(5, "rollout", registry) as deadline:
                 deadline.suspend()
                 deadline._remaining = left_s
@@ -340,7 +354,7 @@ def test_outside_cancel_wins_over_the_resume_of_its_turn(order, left_s, run):
 
         task = asyncio.create_task(body())
         await asyncio.sleep(0)
-        steps = [task.cancel, lambda: registry.resume("a")]
+        steps: list[Callable[[], object]] = [task.cancel, lambda: registry.resume("a")]
         for step in steps if order == "cancel first" else reversed(steps):
             step()
         with pytest.raises(asyncio.CancelledError):
@@ -353,10 +367,10 @@ def test_outside_cancel_wins_over_the_resume_of_its_turn(order, left_s, run):
 # Many.
 
 
-def test_a_thousand_pauses_do_not_drift():
+def test_a_thousand_pauses_do_not_drift() -> None:
     """After a thousand pauses at a late clock, the budget ends on the tick on which it should."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         clock_forward(1_000_000)
         task = asyncio.create_task(rollout(registry, 180, never()))
@@ -368,16 +382,16 @@ def test_a_thousand_pauses_do_not_drift():
                 await asyncio.sleep(0.037)
             paused += 0.037
         outcome, at = await task
-        assert registry.paused_seconds == pytest.approx(paused, abs=1e-6)
+        assert registry._watch.report().paused_seconds == pytest.approx(paused, abs=1e-6)
         return outcome, at - 1_000_000 - paused
 
     assert virtual(story()) == ("timeout", pytest.approx(180, abs=2e-6))
 
 
-def test_pauses_with_no_time_between_them_do_not_keep_a_deadline_alive():
+def test_pauses_with_no_time_between_them_do_not_keep_a_deadline_alive() -> None:
     """A deadline with seconds left is not lengthened by pauses of no length."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         task = asyncio.create_task(rollout(registry, 1, never()))
         while not task.done():
@@ -390,10 +404,10 @@ def test_pauses_with_no_time_between_them_do_not_keep_a_deadline_alive():
     assert virtual(story()) == ("timeout", pytest.approx(1, abs=2 * SMALLEST_BUDGET_S))
 
 
-def test_ten_thousand_live_deadlines():
+def test_ten_thousand_live_deadlines() -> None:
     """All of them stop and all of them end a pause later; only the first holder visits them."""
 
-    async def story():
+    async def story() -> Any:
         registry = RequestDeadlineRegistry()
         tasks = [asyncio.create_task(rollout(registry, 10 + index % 7, never())) for index in range(10_000)]
         watch = BareDeadline()

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nemo_rl_deadline_fix.registry import DEFAULT_HOLDER, SMALLEST_BUDGET_S, RequestDeadlineRegistry
+from nemo_rl_deadline_fix.registry import (
+    DEFAULT_HOLDER,
+    RESTART_TURNS,
+    SMALLEST_BUDGET_S,
+    RequestDeadlineRegistry,
+)
 from nemo_rl_deadline_fix.replay import rl
 from nemo_rl_deadline_fix.replay.clock import VirtualLoop
 from nemo_rl_deadline_fix.replay.gym import Committed, Remote
@@ -76,15 +82,15 @@ class Interleavings(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = VirtualLoop()
-        self.gym = AskedGym()
+        self.loop: Any = VirtualLoop()
+        self.gym: Any = AskedGym()
         self.controller = controller()
         self.controller._gym = self.gym
         self.controller._flush_completed_gym_acknowledgements = lambda: self.gym.ask("flush")
         self.gate = getattr(self.controller, GATE)
         self.manager = getattr(self.controller, MANAGER)
         self.registry = RequestDeadlineRegistry.adopt(getattr(self.manager, REGISTRY))
-        self.snapshot: asyncio.Task[Any] | None = None
+        self.snapshot: Any = None
         self.snapshots = 0
         # The model.
         self.names: set[str] = set()
@@ -98,10 +104,10 @@ class Interleavings(RuleBasedStateMachine):
         async def one_turn() -> None:
             for step in steps:
                 step()
-            for _ in range(6):
+            for _ in range(RESTART_TURNS + 3):
                 await asyncio.sleep(0)
             # The registry tells loop time only inside of the loop.
-            self.told_s = self.registry.paused_seconds
+            self.told_s = self.registry._watch.report().paused_seconds
 
         self.loop.run_until_complete(one_turn())
         held = bool(self.names) or not self.gate.is_set()
@@ -193,27 +199,27 @@ class Interleavings(RuleBasedStateMachine):
         self.turn(lambda: self.registry.suspend(name))
 
     @rule(name=NAMES)
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self.names.discard(name)
         self.turn(lambda: self.registry.resume(name))
 
     @rule(last=NAMES)
-    def everyone_lets_go_and_one_holds_again_in_one_turn(self, last: str) -> None:
+    def everyone_releases_and_one_holds_again_in_one_turn(self, last: str) -> None:
         names, self.names = sorted(self.names), {last}
-        steps = [lambda name=name: self.registry.resume(name) for name in names]
+        steps = [partial(self.registry.resume, name) for name in names]
         self.turn(*steps, lambda: self.registry.suspend(last))
 
     @rule()
-    def everyone_lets_go(self) -> None:
+    def everyone_releases(self) -> None:
         names, self.names = sorted(self.names), set()
-        self.turn(*[lambda name=name: self.registry.resume(name) for name in names])
+        self.turn(*[partial(self.registry.resume, name) for name in names])
 
     @precondition(lambda self: self.names and self.live())
     @rule(reply_first=st.booleans())
-    def everyone_lets_go_in_the_turn_of_a_reply(self, reply_first: bool) -> None:
+    def everyone_releases_in_the_turn_of_a_reply(self, reply_first: bool) -> None:
         # Of the one with the least left, for whom it matters.
         one = min(self.live(), key=lambda live: live.left)
-        steps = [lambda name=name: self.registry.resume(name) for name in sorted(self.names)]
+        steps: list[Any] = [partial(self.registry.resume, name) for name in sorted(self.names)]
         steps.insert(0 if reply_first else len(steps), lambda: one.reply.set_result("reply"))
         self.names.clear()
         self.turn(*steps)
@@ -281,9 +287,10 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def each_clock_has_what_is_left(self) -> None:
+        live: set[Any] = {*self.registry._live}
         deadlines = sorted(
             deadline._remaining if self.held else deadline._timeout.when() - self.loop.time()
-            for deadline in self.registry._live
+            for deadline in live
         )
         expected = sorted(one.left for one in self.live())
         assert all(abs(a - b) <= TICK_S for a, b in zip(deadlines, expected, strict=True)), (
@@ -309,9 +316,9 @@ class Interleavings(RuleBasedStateMachine):
             self.loop.close()
 
     def end(self) -> None:
-        """Everyone lets go, a last snapshot succeeds, the budgets end, and nothing is left over."""
+        """Everyone releases, a last snapshot succeeds, the budgets end, and nothing is left over."""
         for name in sorted(self.names):
-            self.let_go(name)
+            self.release(name)
         while self.snapshot is not None or not self.gate.is_set():
             if self.snapshot is None:
                 self.snapshot_starts()
@@ -327,7 +334,7 @@ class Interleavings(RuleBasedStateMachine):
         assert not self.loop._ready
 
 
-def test_random_interleavings():
+def test_random_interleavings() -> None:
     """Thousands of random steps agree with a model that only adds up the seconds in which nobody held."""
     run_state_machine_as_test(
         Interleavings,
@@ -346,12 +353,12 @@ def test_random_interleavings():
 # Every order, not some.
 
 
-def test_every_order_of_two_holders():
+def test_every_order_of_two_holders() -> None:
     """All sequences of up to seven suspends and resumes of two names agree with a set of names."""
     virtual(every_order(("a", "b"), 7))
 
 
-def test_every_order_of_three_holders():
+def test_every_order_of_three_holders() -> None:
     """All sequences of up to five suspends and resumes of three names agree with a set of names."""
     virtual(every_order(("a", "b", "c"), 5))
 
@@ -362,8 +369,9 @@ async def every_order(names: tuple[str, ...], length: int) -> None:
     steps = [(verb, name) for verb in ("suspend", "resume") for name in names]
     # A shorter order is the beginning of a longer one, and every step is checked.
     for order in itertools.product(steps, repeat=length):
-        registry = RequestDeadlineRegistry()
+        registry: Any = RequestDeadlineRegistry()
         budget = 10 * length
+        deadline: Any
         async with rl._Deadline(budget, "rollout", registry) as deadline:
             holding: set[str] = set()
             used = 0
@@ -381,4 +389,4 @@ async def every_order(names: tuple[str, ...], length: int) -> None:
                 used += not holding
         for name in names:
             registry.resume(name)
-        assert registry._warning is None
+        assert registry._watch._warning is None

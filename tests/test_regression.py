@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from nemo_rl_deadline_fix.replay import simulation
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
-from nemo_rl_deadline_fix.replay.story import replay
 from tests.conftest import Target
 
 OVERLAPS = pytest.mark.parametrize("overlap", list(Overlap))
@@ -30,7 +30,7 @@ def test_a_slow_snapshot_makes_rl_give_up_and_stops_the_next_snapshot(
     target: Target, overlap: Overlap
 ) -> None:
     """Without the fix a parked rollout times out at 180 s and the second snapshot fails at 750 s."""
-    run = replay(target.unfixed(), Parameters(overlap=overlap))
+    run = simulation.run(target.unfixed(), Parameters(overlap=overlap))
 
     first, second = run.snapshots
     assert (first.outcome, first.at, first.ended_at) == ("committed", 150.0, 210.0)
@@ -50,7 +50,7 @@ def test_with_the_fix_the_parked_rollout_replies_and_the_next_snapshot_is_ready(
     target: Target, overlap: Overlap
 ) -> None:
     """With the fix try 0 replies before 240 s, is ACKed, and the second snapshot is ready at once."""
-    run = replay(target.after, Parameters(overlap=overlap))
+    run = simulation.run(target.after, Parameters(overlap=overlap))
 
     first, second = run.snapshots
     assert (first.outcome, first.at, first.ended_at) == ("committed", 150.0, 210.0)
@@ -66,7 +66,7 @@ def test_with_the_fix_the_parked_rollout_replies_and_the_next_snapshot_is_ready(
 
 def test_scratch_run_before(target: Target) -> None:
     """The reviewer's run: RL gives up on a parked rollout and its reply blocks the next prepare."""
-    run = replay(target.unfixed(), SCRATCH)
+    run = simulation.run(target.unfixed(), SCRATCH)
 
     assert (run.snapshots[0].ready_to_commit, run.snapshots[0].parked) == (True, 1)
     assert not run.snapshots[0].deadlines_suspended
@@ -78,7 +78,7 @@ def test_scratch_run_before(target: Target) -> None:
 
 def test_scratch_run_after(target: Target) -> None:
     """The reviewer's run with the fix: suspended while parked, one body, one reply, ready again."""
-    run = replay(target.after, SCRATCH)
+    run = simulation.run(target.after, SCRATCH)
 
     assert (run.snapshots[0].ready_to_commit, run.snapshots[0].parked) == (True, 1)
     assert run.snapshots[0].deadlines_suspended
@@ -96,14 +96,14 @@ def test_the_pause_costs_nothing_and_gives_nothing(target: Target, overlap: Over
     fits = Parameters(overlap=overlap, work=189.0 + spare, retry_work=10.0, turn=20.0)
     too_long = Parameters(overlap=overlap, work=191.0 + spare, retry_work=10.0, turn=20.0)
 
-    assert replay(target.after, fits).attempts[0].outcome == "reply"
-    late = replay(target.after, too_long).attempts[0]
+    assert simulation.run(target.after, fits).attempts[0].outcome == "reply"
+    late = simulation.run(target.after, too_long).attempts[0]
     assert (late.outcome, late.at, late.state_when_given_up) == ("timeout", 240.0 + spare, "running")
 
 
 def test_a_really_slow_rollout_still_strands_its_reply(target: Target) -> None:
     """The limit of the fix: a rollout that outlasts its budget while running blocks later snapshots."""
-    run = replay(target.after, Parameters(work=220.0, retry_work=10.0))
+    run = simulation.run(target.after, Parameters(work=220.0, retry_work=10.0))
 
     assert run.attempts[0].state_when_given_up == "running"
     assert run.stalls
@@ -112,7 +112,7 @@ def test_a_really_slow_rollout_still_strands_its_reply(target: Target) -> None:
 
 def test_a_first_snapshot_that_never_gets_ready_leaves_no_hold(target: Target) -> None:
     """A prepare that fails because a turn is too long releases the clocks as it reopens admission."""
-    run = replay(
+    run = simulation.run(
         target.after,
         Parameters(turn=170.0, prepare_timeout=5.0, snapshot_for=60.0, work=170.0),
     )

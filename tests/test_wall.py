@@ -14,7 +14,17 @@ import nemo_rl_deadline_fix
 PACKAGE = "nemo_rl_deadline_fix"
 TOOLS = ["ray", "nemo_rl", "torch", "rich", "click", "omegaconf", "hydra", "async_solipsism"]
 HEAVY = ["wrapt", "packaging", "asyncio", "logging"]
-RUNTIME_HALF = ["registry", "gate", "targets", "shapes", "wrapping", "installing", "launching", "errors"]
+RUNTIME_HALF = [
+    "registry",
+    "gate",
+    "targets",
+    "shapes",
+    "wrapping",
+    "installing",
+    "launching",
+    "importing",
+    "errors",
+]
 
 
 def loaded_after(code: str) -> set[str]:
@@ -25,14 +35,14 @@ def loaded_after(code: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.split()}
 
 
-def test_import_is_light():
+def test_import_is_light() -> None:
     """Importing the package loads nothing of others, and of the standard library not even asyncio."""
     loaded = loaded_after(f"import {PACKAGE}")
     assert PACKAGE in loaded
     assert loaded.isdisjoint(TOOLS + HEAVY)
 
 
-def test_runtime_half_stays_on_its_side_of_the_wall():
+def test_runtime_half_stays_on_its_side_of_the_wall() -> None:
     """All that runs in a training process, `install()` included, loads none of the tools' libraries."""
     imports = "\n".join(f"import {PACKAGE}.{name}" for name in RUNTIME_HALF)
     calls = (
@@ -43,7 +53,7 @@ def test_runtime_half_stays_on_its_side_of_the_wall():
     assert loaded.isdisjoint(TOOLS)
 
 
-def test_exports():
+def test_exports() -> None:
     """`__all__` is sorted, each name resolves to an object of this package, and `dir()` shows it."""
     assert nemo_rl_deadline_fix.__all__ == sorted(nemo_rl_deadline_fix.__all__)
     for name in nemo_rl_deadline_fix.__all__:
@@ -52,20 +62,20 @@ def test_exports():
     assert nemo_rl_deadline_fix.__version__
 
 
-def test_unknown_name():
+def test_unknown_name() -> None:
     """A name that is not exported is an ordinary AttributeError."""
     with pytest.raises(AttributeError, match=f"module '{PACKAGE}' has no attribute 'instal'"):
         nemo_rl_deadline_fix.instal  # noqa: B018
 
 
-def test_type_checkers_see_what_is_resolved():
+def test_type_checkers_see_what_is_resolved() -> None:
     """The imports that only type checkers read name the same homes as the table used at run time."""
     tree = ast.parse(Path(nemo_rl_deadline_fix.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     stubs = {
         alias.name: node.module.removeprefix(f"{PACKAGE}.")
         for node in block.body
-        if isinstance(node, ast.ImportFrom) and node.module.startswith(PACKAGE)
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith(PACKAGE)
         for alias in node.names
     }
     assert stubs == nemo_rl_deadline_fix._HOMES

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -22,21 +20,32 @@ from nemo_rl_deadline_fix.errors import DeadlineFixError, InvalidInputError
 NAME = "nemo-rl-deadline-fix"
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
-# Where each command lives, so that one does not import what only the others need.
-_HOMES = {"check": "tree", "diff": "tree", "apply": "tree", "verify": "verify", "run": "run"}
+# Where each command lives, so that one does not import what only the others need, and help needs none.
+_COMMANDS = {
+    "check": ("tree", "Tell whether a NeMo RL tree, or a run's config, has the defect."),
+    "diff": ("tree", "Print the fix for a NeMo RL tree, as a patch."),
+    "apply": ("tree", "Write the fix into a NeMo RL tree, or take it out."),
+    "verify": ("verify", "Show the stall and its fix, on a virtual clock."),
+    "run": ("run", "Start Python with the fix switched on."),
+}
 
 
 class _Commands(click.Group):
     """The commands, each imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_HOMES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _HOMES:
+        if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"{__name__}.{_HOMES[cmd_name]}"), cmd_name)
+        home, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"{__name__}.{home}"), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
 
 @click.group(NAME, cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,8 +73,7 @@ def app(arguments: list[str]) -> NoReturn:
         code = PIPE_CLOSED
     except Exception as error:
         code = 2
-        with suppress(OSError):
-            say(f"{NAME}: {_in_one_line(error)}")
+        say(f"{NAME}: {_in_one_line(error, arguments[0] if arguments else '')}")
     _discard_unwritten()
     raise SystemExit(code)
 
@@ -81,23 +89,24 @@ def _run(arguments: list[str]) -> int:
         return left.exit_code
 
 
-def _in_one_line(error: Exception) -> DeadlineFixError:
+def _in_one_line(error: Exception, command: str) -> DeadlineFixError:
     """What a user is told of an error. Any other than ours is a bug, except for what is named here."""
     if isinstance(error, DeadlineFixError):
         return error
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        command = error.ctx.command_path
+    if isinstance(error, click.UsageError):
+        path = f"{NAME} {command}" if command in _COMMANDS else NAME
         return InvalidInputError(
-            f"cannot read the arguments of `{command}`",
+            f"cannot read the arguments of `{path}`",
             found=error.format_message().rstrip("."),
-            supported=error.ctx.get_usage().removeprefix("Usage: "),
-            advice=f"see `{command} --help`",
+            advice=f"see `{path} --help`",
         )
     if isinstance(error, OSError):
         what = "cannot write the output" if error.filename is None else f"cannot use {error.filename}"
         return InvalidInputError(what, found=error.strerror or str(error))
     if isinstance(error, RecursionError | MemoryError):
         return InvalidInputError("the input is nested too deeply", found=type(error).__name__)
+    import traceback
+
     where = traceback.extract_tb(error.__traceback__)[-1]
     return DeadlineFixError(
         "internal error",

@@ -13,6 +13,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -66,18 +67,6 @@ def show_table(
         show(row[-1], style, first=left, later=" " * len(left))
 
 
-def console() -> Any:
-    """Rich's console, until `verify` and `check --config` print with `show`."""
-    from rich.console import Console
-
-    def raises(console: Console) -> None:
-        # Rich would leave with 1, which means a finding here.
-        raise
-
-    Console.on_broken_pipe = raises  # type: ignore[assignment, method-assign]
-    return Console(highlight=False, soft_wrap=False, emoji=False, markup=False)
-
-
 def print_json(result: dict[str, Any]) -> None:
     """Print one JSON object and nothing else; JSON has no infinity and no NaN, so they become words."""
     print(json.dumps({"schema_version": SCHEMA_VERSION, **_finite(result)}, indent=2, default=str))
@@ -85,7 +74,9 @@ def print_json(result: dict[str, Any]) -> None:
 
 def say(text: str) -> None:
     """Talk, which goes to stderr so that results can be piped; one line, so that it can be searched for."""
-    print(text, file=sys.stderr)
+    # Where nobody can hear it, that is no failure.
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def printable(text: str) -> str:

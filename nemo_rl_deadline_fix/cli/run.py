@@ -33,6 +33,8 @@ def run(arguments: tuple[str, ...], best_effort: bool, is_command: bool) -> NoRe
     signals are those of what was started. Exit code 2 if NeMo RL's controller has a shape that cannot be
     fixed.
     """
+    if is_command and arguments[:1] == ("--",):
+        arguments = arguments[1:]
     if not arguments:
         raise InvalidInputError(
             "run needs something to start",

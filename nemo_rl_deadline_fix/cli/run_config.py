@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from nemo_rl_deadline_fix.cli.printing import console, print_json, printable
+from nemo_rl_deadline_fix.cli.printing import print_json, printable, show
 from nemo_rl_deadline_fix.config.findings import Exposure, Finding, assess, shown
 from nemo_rl_deadline_fix.config.loading import DEFAULT, load
 
@@ -56,27 +52,18 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _print(exposure: Exposure) -> None:
-    out = console()
-    _fold(out, f"{exposure.verdict[0].upper()}{exposure.verdict[1:]}.", "bold")
-    out.print()
+    _show(f"{exposure.verdict[0].upper()}{exposure.verdict[1:]}.", "bold")
+    show()
     for setting in exposure.values:
         if setting.origin != DEFAULT:
-            _fold(out, f"{setting.key} = {shown(setting.value)} ({setting.origin})")
+            _show(f"{setting.key} = {shown(setting.value)} ({setting.origin})")
     for finding in exposure.findings:
-        out.print()
-        _fold(out, f"{finding.id} {finding.severity}: {finding.message}", _COLOURS[finding.severity])
-        _fold(out, f"  here: {finding.why}")
-        _fold(out, f"  then: {finding.consequence}")
-        _fold(out, f"  do this: {finding.advice}")
+        show()
+        _show(f"{finding.id} {finding.severity}: {finding.message}", _COLOURS[finding.severity])
+        _show(f"  here: {finding.why}")
+        _show(f"  then: {finding.consequence}")
+        _show(f"  do this: {finding.advice}")
 
 
-def _fold(out: Console, text: str, style: str = "") -> None:
-    """Print a paragraph, folded at spaces only: a key, a path or a command stays in one piece."""
-    lines = textwrap.wrap(
-        printable(text),
-        out.width,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    out.print(Text("\n".join(lines), style=style), soft_wrap=True)
+def _show(text: str, style: str = "") -> None:
+    show(printable(text), style, later="    ")

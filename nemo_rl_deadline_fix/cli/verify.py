@@ -1,4 +1,4 @@
-"""`verify`: replay the stall and its fix on the embedded model, a checkout or an installed NeMo RL."""
+"""`verify`: simulate the stall and its fix on the embedded model, a checkout or an installed NeMo RL."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 
 import click
 
-from nemo_rl_deadline_fix.cli.printing import console, print_json, say
+from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show, show_table
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.replay import report, verification
+from nemo_rl_deadline_fix.replay import report, verifying
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
+from nemo_rl_deadline_fix.replay.records import Replay
+from nemo_rl_deadline_fix.replay.verdict import EXIT_CODES, Form, Verification
 
 DEFAULTS = Parameters()
+_TITLES = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
 
 
 def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """An option for one of the story's numbers."""
+    """An option for one of the simulation's numbers."""
     option = f"--{name.replace('_', '-')}"
     return click.option(
         option, name, metavar="SECONDS", type=float, default=getattr(DEFAULTS, name), help=text
@@ -44,23 +47,30 @@ def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..
     "--overlap",
     type=click.Choice([overlap.value for overlap in Overlap]),
     default=Overlap.NONE.value,
-    help="What else wants the clocks: a weight sync in mid-snapshot, or a training switch.",
+    help="What else suspends or resumes the clocks: a weight sync in mid-snapshot, or a training switch.",
+)
+@click.option(
+    "--shards",
+    metavar="NUMBER",
+    type=int,
+    default=DEFAULTS.shards,
+    help="Gym's shards, where the checkout's NeMo RL has shards.",
 )
 @click.option(
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Draw both timelines, as .svg or .png (needs the extra `plot`).",
+    help="Draw the timelines, as .svg or .png (needs the extra `plot`).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def verify(
     rl: Path | None, installed: bool, plot: Path | None, as_json: bool, overlap: str, **numbers: Any
 ) -> int:
-    """Show the stall and its fix: the same story as the code is, and with the fix put on it.
+    """Show the stall and its fix: one simulation of the code as it is, and one with the fix put on it.
 
-    The clock is virtual and the printed times are what the replay computed. Exit code 0: the stall is
-    there before and gone after, or the target is fixed or has no Gym snapshots; 1: it still stalls;
-    2: could not tell.
+    The clock is virtual and the printed times are what the simulation computed. Exit code 0: the stall is
+    there before and gone after, or the target is fixed or has no Gym snapshots; 1: it stalls, and the fix
+    does not help; 2: could not tell.
     """
     if rl is not None and installed:
         raise InvalidInputError(
@@ -72,17 +82,44 @@ def verify(
 
         pictures.check(plot)
     if rl is not None:
-        result = verification.of_checkout(rl, parameters)
+        result = verifying.of_checkout(rl, parameters)
     elif installed:
-        result = verification.of_installed(parameters)
+        result = verifying.of_installed(parameters)
     else:
-        result = verification.of_embedded(parameters)
-    if plot is not None and result.before is not None:
+        result = verifying.of_embedded(parameters)
+    if plot is not None and result.runs:
         pictures.plot(result, plot)
+        say(f"wrote {printable(str(plot))}")
     elif plot is not None:
-        say(f"no picture {plot}: nothing was replayed")
+        say(f"no picture {printable(str(plot))}: nothing was simulated")
     if as_json:
         print_json(report.as_json(result))
     else:
-        report.show(result, console())
-    return report.EXIT_CODES[result.verdict]
+        _print(result)
+    return EXIT_CODES[result.verdict]
+
+
+def _print(result: Verification) -> None:
+    show(f"Target: {printable(report.target(result))}", "bold", later="")
+    for file in result.files:
+        ranges = ", ".join(f"{first}-{last}" if first < last else f"{first}" for first, last in file.lines)
+        show(f"ran {printable(file.path)}: {ranges}", first="  ", later=" " * 6)
+    for form, run in result.runs.items():
+        show()
+        show(_TITLES[form] if len(result.runs) > 1 else "as the code is", "bold")
+        _print_run(run)
+    if len(result.runs) > 1:
+        show()
+        show_table(report.summary(result))
+    if result.runs:
+        show()
+    colour = ("green", "red", "yellow")[EXIT_CODES[result.verdict]]
+    show(printable(result.sentence), f"bold {colour}", later="")
+
+
+def _print_run(run: Replay) -> None:
+    rows = [("t (s)", "who", "what")]
+    rows += [(f"{event.at:.1f}", event.who, event.what) for event in run.events]
+    show_table(rows, [report.COLOURS.get(event.kind, "") for event in run.events], right=0)
+    for line in report.outcome(run):
+        show(line)

@@ -13,7 +13,7 @@ Ts = TypeVarTuple("Ts")
 
 
 HORIZON = 4e6
-"""Where a virtual loop's time ends, in seconds: 46 days, more than the longest story takes.
+"""Where a virtual loop's time ends, in seconds: 46 days, more than any simulation takes.
 
 Not much farther the gaps between floats outgrow the loop's clock resolution, and no timer is ever due.
 """
@@ -73,11 +73,11 @@ class _JumpingSelector(selectors.SelectSelector):
         return ready
 
 
-def run(story: Coroutine[Any, Any, T]) -> T:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a virtual loop of its own.
 
     Args:
-        story: What to run.
+        main: What to run.
 
     Returns:
         Its result.
@@ -86,16 +86,16 @@ def run(story: Coroutine[Any, Any, T]) -> T:
         StandstillError: It waits for something that nothing will bring about.
     """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
+        return runner.run(main)
 
 
 def now() -> float:
-    """Seconds since the story began: the running loop's time."""
+    """The running loop's time: seconds since the simulation began."""
     return asyncio.get_running_loop().time()
 
 
 class VirtualTime:
-    """Stand-in for the `time` module: every clock of the replayed code is the story's clock."""
+    """Stand-in for the `time` module: every clock of the simulated code is the loop's."""
 
     time = staticmethod(now)
     monotonic = staticmethod(now)

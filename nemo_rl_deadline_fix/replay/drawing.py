@@ -17,8 +17,8 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 from nemo_rl_deadline_fix.replay import lanes
-from nemo_rl_deadline_fix.replay.lanes import Caption, Lane, Look, Panel
-from nemo_rl_deadline_fix.replay.report import Verification
+from nemo_rl_deadline_fix.replay.lanes import Caption, Lane, Panel, SpanKind
+from nemo_rl_deadline_fix.replay.verdict import Verification
 
 # All in points: ten inches wide, which is a README's width on a screen.
 WIDTH, LEFT, RIGHT = 720.0, 100.0, 16.0
@@ -32,22 +32,22 @@ SIZE, SMALL = 8.8, 8.0
 INK, BAD, GOOD, GREY = "#1a1a1a", "#992f00", "#00604a", "#616161"
 
 # Okabe and Ito's colours, light enough to write on: (face, edge, hatch). What is hatched stands still.
-LOOKS = {
-    Look.CLOSED: ("#e4e4e4", "#e4e4e4", ""),
-    Look.SNAPSHOT: ("#cbcbcb", "#6f6f6f", ""),
-    Look.READING: ("#a9d3ee", "#0072b2", ""),
-    Look.RUNNING: ("#a3dcc8", "#009e73", ""),
-    Look.PARKED: ("#ffffff", "#009e73", "////"),
-    Look.WAITING: ("#ffffff", "#6f6f6f", "----"),
-    Look.KEPT: ("#f9d78f", "#b87a00", ""),
-    Look.PREPARED: ("#e2f4ee", "#009e73", ""),
-    Look.NOT_READY: ("#f6b899", "#d55e00", ""),
-    Look.LEFT: ("#e6c8da", "#a6447d", ""),
-    Look.STOPPED: ("#ffffff", "#a6447d", "\\\\\\\\"),
+STYLES = {
+    SpanKind.CLOSED: ("#e4e4e4", "#e4e4e4", ""),
+    SpanKind.SNAPSHOT: ("#cbcbcb", "#6f6f6f", ""),
+    SpanKind.READING: ("#a9d3ee", "#0072b2", ""),
+    SpanKind.RUNNING: ("#a3dcc8", "#009e73", ""),
+    SpanKind.PARKED: ("#ffffff", "#009e73", "////"),
+    SpanKind.WAITING: ("#ffffff", "#6f6f6f", "----"),
+    SpanKind.KEPT: ("#f9d78f", "#b87a00", ""),
+    SpanKind.PREPARED: ("#e2f4ee", "#009e73", ""),
+    SpanKind.NOT_READY: ("#f6b899", "#d55e00", ""),
+    SpanKind.BUDGET: ("#e6c8da", "#a6447d", ""),
+    SpanKind.STOPPED: ("#ffffff", "#a6447d", "\\\\\\\\"),
 }
 LEGEND_ROWS = (
-    (Look.READING, Look.RUNNING, Look.PREPARED, Look.LEFT, Look.KEPT),
-    (Look.CLOSED, Look.PARKED, Look.WAITING, Look.STOPPED),
+    (SpanKind.READING, SpanKind.RUNNING, SpanKind.PREPARED, SpanKind.BUDGET, SpanKind.KEPT),
+    (SpanKind.CLOSED, SpanKind.PARKED, SpanKind.WAITING, SpanKind.STOPPED),
 )
 
 
@@ -66,8 +66,7 @@ def figure(verification: Verification) -> Figure:
     Args:
         verification: What was found; there must be a replay to show.
     """
-    runs = [run for run in (verification.before, verification.after) if run is not None]
-    end = 1.025 * max(event.at for run in runs for event in run.events)
+    end = 1.025 * max(event.at for run in verification.runs.values() for event in run.events)
     panels = [_Panel(panel, end) for panel in lanes.panels(verification)]
     height = HEADING + sum(TITLE + panel.height + AXIS for panel in panels) + LEGEND
     picture = Figure(figsize=(WIDTH / 72, height / 72), facecolor="white")
@@ -174,11 +173,11 @@ class _Panel:
         _write(axes, 8 - LEFT + 4, self.height + 8, "seconds", f"{name}-unit", GREY, SMALL)
 
     def _draw_bands(self, axes: Axes) -> None:
-        name, words, written = self.panel.name, Look.CLOSED.value, list[tuple[float, float]]()
+        name, words, written = self.panel.name, SpanKind.CLOSED.value, list[tuple[float, float]]()
         width = _width(words, bold=False) * SMALL / SIZE
         for number, (begin, end) in enumerate(self.panel.closed):
             left, right = self._x(begin), self._x(end)
-            _bar(axes, left, 0, right - left, self.height, Look.CLOSED, f"{name}-closed-{number}")
+            _bar(axes, left, 0, right - left, self.height, SpanKind.CLOSED, f"{name}-closed-{number}")
             middle = min(max(0.0, (left + right - width) / 2), SPACE - width)
             # A snapshot that is over at once leaves no band to name.
             if right - left > PAD and _free(written, middle, width):
@@ -193,16 +192,16 @@ class _Panel:
         for number, curve in enumerate(lane.curve):
             points = [(self._x(at), top + height * (1 - left / most)) for at, left in curve]
             area = [(points[0][0], top + height), *points, (points[-1][0], top + height)]
-            face, edge, _ = LOOKS[Look.LEFT]
+            face, edge, _ = STYLES[SpanKind.BUDGET]
             shape = Polygon(area, closed=True, facecolor=face, edgecolor=edge, linewidth=0.9, zorder=1)
             shape.set_gid(f"{gid}-curve-{number}")
             axes.add_patch(shape)
         for number, span in enumerate(lane.spans):
             begin, end = self._x(span.begin), self._right(span.begin, span.end)
             # The clock's bars are as high as what is left of the budget; never quite nothing.
-            tall = height if span.left is None else max(STROKE, height * span.left / most)
-            name = f"{gid}-{_slug(span.look.name)}-{number}"
-            _bar(axes, begin, top + height - tall, end - begin, tall, span.look, name)
+            tall = height if span.budget_left is None else max(STROKE, height * span.budget_left / most)
+            name = f"{gid}-{_slug(span.kind.name)}-{number}"
+            _bar(axes, begin, top + height - tall, end - begin, tall, span.kind, name)
         for at in lane.crosses:
             y = top + height if lane.curve else middle
             (cross,) = axes.plot([self._x(at)], [y], marker="X", markersize=9, color=BAD, clip_on=False)
@@ -221,18 +220,18 @@ def _tall(lane: Lane) -> float:
 
 
 def _draw_legend(sheet: Axes, top: float) -> None:
-    for row, looks in enumerate(LEGEND_ROWS):
+    for row, kinds in enumerate(LEGEND_ROWS):
         y = top + 15 * row
-        for column, look in enumerate(looks):
+        for column, kind in enumerate(kinds):
             x = LEFT + SPACE / 5 * column
-            _bar(sheet, x, y - 5, 14, 10, look, f"legend-{_slug(look.name)}-swatch")
-            _write(sheet, x + 18, y, look.value, f"legend-{_slug(look.name)}", size=SMALL)
+            _bar(sheet, x, y - 5, 14, 10, kind, f"legend-{_slug(kind.name)}-swatch")
+            _write(sheet, x + 18, y, kind.value, f"legend-{_slug(kind.name)}", size=SMALL)
 
 
-def _bar(axes: Axes, x: float, y: float, width: float, height: float, look: Look, gid: str) -> None:
-    face, edge, hatch = LOOKS[look]
+def _bar(axes: Axes, x: float, y: float, width: float, height: float, kind: SpanKind, gid: str) -> None:
+    face, edge, hatch = STYLES[kind]
     bar = Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.9)
-    bar.set(gid=gid, zorder=0.1 if look is Look.CLOSED else 2)
+    bar.set(gid=gid, zorder=0.1 if kind is SpanKind.CLOSED else 2)
     axes.add_patch(bar)
 
 

@@ -1,19 +1,19 @@
 """NeMo Gym as far as a snapshot goes: the agent participant, and RL's actor in front of it.
 
-Our own model of the states, reports and refusals of Gym's agent participant and of RL's `NemoGym`
-actor. It stands for servers and actors that need a cluster; the classes under test are RL's.
+Our own model of the states, reports and refusals of Gym's agent participant and of RL's `NemoGym` actor. It
+stands for servers and actors that need a cluster; the classes under test are RL's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from nemo_rl_deadline_fix.replay.clock import now
-from nemo_rl_deadline_fix.replay.events import Kind, Tell
+from nemo_rl_deadline_fix.replay.records import EventKind, Record
 
 RETRY_S = 0.1
 """How often RL's Gym actor asks again after a "not ready", in seconds."""
@@ -34,25 +34,25 @@ class Execution:
 
     index: int
     state: ExecutionState = ExecutionState.RUNNING
-    at_boundary: bool = False
     awake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a participant reports: how many executions stand where."""
+    """What a prepare comes to: how many executions stand where; with an id it is the Gym actor's answer."""
 
     running: int
     parked: int
     completed_unacknowledged: int
-    unbounded: int = 0
+    checkpoint_id: str = ""
+    participants: tuple[Any, ...] = ()
 
     @property
     def ready_to_commit(self) -> bool:
         """Whether a snapshot can be taken of this."""
-        return not (self.running or self.unbounded or self.completed_unacknowledged)
+        return not (self.running or self.completed_unacknowledged)
 
-    # RL's name for the same thing in the result of its Gym actor.
+    # RL's name for the same thing in the answer of its Gym actor.
     ready = ready_to_commit
 
 
@@ -61,13 +61,15 @@ class Committed:
     """What Gym wrote."""
 
     checkpoint_id: str
+    participants: tuple[Any, ...] = ()
 
 
 class Participant:
     """The executions of one agent server, parked at turn boundaries while a snapshot is taken."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, record: Record, who: str = "Gym /run") -> None:
+        self._record = record
+        self._who = who
         self._changed = asyncio.Condition()
         self._accepting = True
         self._live: dict[int, Execution] = {}
@@ -75,7 +77,7 @@ class Participant:
         self.finished = 0
 
     async def run(self, index: int, work_s: float, turn_s: float) -> float:
-        """Run one try to its end, turn by turn; its reply is kept until it is acknowledged.
+        """Run one try to its end, turn by turn; its reply is kept until it is ACKed.
 
         Args:
             index: The try's attempt index.
@@ -91,19 +93,18 @@ class Participant:
         if not self._accepting or index in self._live or index in self._acknowledged:
             raise RuntimeError(f"Gym refuses try {index}")
         execution = self._live[index] = Execution(index)
-        self._tell("Gym /run", f"try {index} starts", Kind.RUN_STARTS, index)
+        self._record(self._who, f"try {index} starts", EventKind.RUN_STARTS, index)
         left = work_s
         while left > 0:
             turn = min(turn_s, left)
             await asyncio.sleep(turn)
             left -= turn
-            if left > 0:
-                await self._boundary(execution)
+            if left > 0 and execution.state is ExecutionState.PARK_REQUESTED:
+                await self._park(execution)
         await self._set(execution, ExecutionState.COMPLETED)
         self.finished += 1
-        self._tell(
-            "Gym /run", f"try {index} finishes; its reply is kept until it is ACKed", Kind.RUN_FINISHES, index
-        )
+        what = f"try {index} finishes; its reply is kept until it is ACKed"
+        self._record(self._who, what, EventKind.RUN_FINISHES, index)
         return 1.0
 
     async def prepare(self, deadline_ts: float) -> Prepared:
@@ -113,14 +114,14 @@ class Participant:
             if execution.state is ExecutionState.RUNNING:
                 execution.state = ExecutionState.PARK_REQUESTED
         async with self._changed:
-            while (report := self.report()).running and (left := deadline_ts - now()) > 0:
+            while self.report().running and (left := deadline_ts - now()) > 0:
                 try:
                     await asyncio.wait_for(self._changed.wait(), left)
                 except TimeoutError:
                     break
-        return report if report.ready_to_commit else self.report()
+        return self.report()
 
-    async def resume(self) -> None:
+    def resume(self) -> None:
         """Reopen admission and wake everyone who is parked."""
         self._accepting = True
         for execution in self._live.values():
@@ -129,7 +130,7 @@ class Participant:
             execution.awake.set()
 
     def acknowledge(self, index: int) -> None:
-        """Let go of a kept reply.
+        """Release a kept reply.
 
         Raises:
             RuntimeError: There is none for this try.
@@ -140,7 +141,7 @@ class Participant:
             raise RuntimeError(f"Gym has no completed reply of try {index}")
         del self._live[index]
         self._acknowledged.add(index)
-        self._tell("Gym /run", f"try {index} is ACKed; its reply is released", Kind.RUN_ACKED, index)
+        self._record(self._who, f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
 
     def state(self, index: int) -> str:
         """State of a try by its word; "not started" before it has one, "acknowledged" after the last."""
@@ -151,27 +152,21 @@ class Participant:
 
     def report(self) -> Prepared:
         """How many executions stand where."""
-        states = [(execution.state, execution.at_boundary) for execution in self._live.values()]
+        states = [execution.state for execution in self._live.values()]
         return Prepared(
-            running=sum(
-                state in (ExecutionState.RUNNING, ExecutionState.PARK_REQUESTED) for state, _ in states
-            ),
-            parked=sum(state is ExecutionState.PARKED for state, _ in states),
-            completed_unacknowledged=sum(state is ExecutionState.COMPLETED for state, _ in states),
-            unbounded=sum(state is ExecutionState.PARKED and not bounded for state, bounded in states),
+            running=states.count(ExecutionState.RUNNING) + states.count(ExecutionState.PARK_REQUESTED),
+            parked=states.count(ExecutionState.PARKED),
+            completed_unacknowledged=states.count(ExecutionState.COMPLETED),
         )
 
-    async def _boundary(self, execution: Execution) -> None:
-        execution.at_boundary = True
-        if execution.state is not ExecutionState.PARK_REQUESTED:
-            return
+    async def _park(self, execution: Execution) -> None:
         execution.awake.clear()
         await self._set(execution, ExecutionState.PARKED)
         index = execution.index
-        self._tell("Gym /run", f"try {index} is parked at a turn boundary", Kind.RUN_PARKED, index)
+        self._record(self._who, f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
         await execution.awake.wait()
         await self._set(execution, ExecutionState.RUNNING)
-        self._tell("Gym /run", f"try {index} resumes", Kind.RUN_RESUMES, index)
+        self._record(self._who, f"try {index} resumes", EventKind.RUN_RESUMES, index)
 
     async def _set(self, execution: Execution, state: ExecutionState) -> None:
         execution.state = state
@@ -180,37 +175,48 @@ class Participant:
 
 
 class Remote:
-    """A method of an actor: `.remote(...)` starts it, and awaiting what that returns waits for it."""
+    """A method of an actor: what `.remote(...)` returns makes the call when it is awaited."""
 
     def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
         self._method = method
 
     def remote(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Call the method."""
-        return self._method(*args, **kwargs)
+        """The call; one that nobody awaits, because something failed before, is not made."""
+        return _Call(lambda: self._method(*args, **kwargs))
+
+
+class _Call(Awaitable[Any]):
+    def __init__(self, start: Callable[[], Awaitable[Any]]) -> None:
+        self._start = start
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._start().__await__()
 
 
 class GymActor:
-    """RL's actor in front of Gym, with the calls that the controller makes of it.
+    """RL's actor in front of one shard of Gym, with the calls that the controller makes of it.
 
     Args:
         participant: The one agent server behind it.
-        tell: Takes an event for the timeline.
-        commit_until: Tells, when a commit begins, at what time it ends (seconds of the story).
+        record: Takes an event for the timeline.
+        commit_until: Returns, when a commit begins, at what time it ends (seconds of the simulation).
         prepared: Called with every last report of a prepare.
+        who: What its events begin with.
     """
 
     def __init__(
         self,
         participant: Participant,
-        tell: Tell,
+        record: Record,
         commit_until: Callable[[], float],
         prepared: Callable[[Prepared], None],
+        who: str = "Gym",
     ) -> None:
         self._participant = participant
-        self._tell = tell
+        self._record = record
         self._commit_until = commit_until
         self._prepared = prepared
+        self._who = who
         self._dispatch_open = asyncio.Event()
         self._dispatch_open.set()
         self.prepare_checkpoint = Remote(self._prepare)
@@ -221,48 +227,54 @@ class GymActor:
     async def run_rollout(self, index: int, work_s: float, turn_s: float) -> float:
         """Send a try to Gym; sent during a snapshot it waits here until that is over."""
         if not self._dispatch_open.is_set():
-            self._tell("Gym actor", f"try {index} waits until the snapshot is over", Kind.RUN_WAITS, index)
+            what = f"try {index} waits until the snapshot is over"
+            self._record(f"{self._who} actor", what, EventKind.RUN_WAITS, index)
         await self._dispatch_open.wait()
         return await self._participant.run(index, work_s, turn_s)
 
     async def _prepare(self, checkpoint_id: str, deadline_ts: float) -> Prepared:
         self._dispatch_open.clear()
-        told = False
+        asked_before = False
         while True:
             report = await self._participant.prepare(deadline_ts)
-            if report.ready_to_commit:
-                self._finish(report, "ready", Kind.PREPARE_READY)
-                return report
             left = deadline_ts - now()
-            if left <= 0:
+            if report.ready_to_commit or left <= 0:
                 break
-            if not told:
-                # Said once: from here on it asks ten times a second.
-                self._tell_prepare(report, "not ready, asks again", Kind.PREPARE_NOT_READY)
-                told = True
+            if not asked_before:
+                # Recorded once: from here on it asks ten times a second.
+                self._record_prepare(report, "not ready, asks again", EventKind.PREPARE_NOT_READY)
+                asked_before = True
             await asyncio.sleep(min(RETRY_S, left))
-        self._finish(report, "gives up", Kind.PREPARE_GIVES_UP)
-        await self._resume(checkpoint_id, deadline_ts)
+        self._prepared(report)
+        if report.ready_to_commit:
+            self._record_prepare(report, "ready", EventKind.PREPARE_READY)
+            return replace(report, checkpoint_id=checkpoint_id)
+        self._record_prepare(report, "gives up", EventKind.PREPARE_GIVES_UP)
+        await self._resume(checkpoint_id)
         raise TimeoutError(
             f"snapshot {checkpoint_id}: not ready before the prepare deadline, "
             f"completed_unacknowledged={report.completed_unacknowledged}"
         )
 
-    def _finish(self, report: Prepared, what: str, kind: Kind) -> None:
-        self._prepared(report)
-        self._tell_prepare(report, what, kind)
+    def _record_prepare(self, report: Prepared, what: str, kind: EventKind) -> None:
+        counts = f"{report.parked} parked, {report.completed_unacknowledged} not ACKed"
+        self._record(f"{self._who} prepare", f"{what} ({counts})", kind)
 
-    def _tell_prepare(self, report: Prepared, what: str, kind: Kind) -> None:
-        self._tell(
-            "Gym prepare",
-            f"{what} (parked={report.parked} completed_unacknowledged={report.completed_unacknowledged})",
-            kind,
-        )
-
-    async def _commit(self, checkpoint_id: str, deadline_ts: float, checkpoint_dir: str) -> Committed:
+    async def _commit(self, checkpoint_id: str, *_: Any) -> Committed:
         await asyncio.sleep(max(0.0, self._commit_until() - now()))
         return Committed(checkpoint_id)
 
-    async def _resume(self, checkpoint_id: str, deadline_ts: float) -> None:
-        await self._participant.resume()
+    async def _resume(self, checkpoint_id: str, *_: Any) -> None:
+        self._participant.resume()
         self._dispatch_open.set()
+
+
+class GymShards:
+    """What a controller of sharded Gym asks for: all actors by label, and each one's folder in a snapshot."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self.checkpoint_instances = tuple((f"gym-{number}", actor) for number, actor in enumerate(actors))
+
+    def checkpoint_relative_dir(self, label: str) -> str:
+        """The shard's folder below the snapshot's."""
+        return label

@@ -1,7 +1,4 @@
-"""A replay as lanes of spans and captions: what the picture shows, before anything is drawn.
-
-Everything here comes from a replay's events, snapshots and attempts; nothing is known of the story.
-"""
+"""A replay as lanes of spans and captions: what the picture shows, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nemo_rl_deadline_fix.replay.events import Kind
-from nemo_rl_deadline_fix.replay.records import Attempt, Replay
-from nemo_rl_deadline_fix.replay.report import Verdict, Verification
+from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay
+from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 
 
-class Look(StrEnum):
+class SpanKind(StrEnum):
     """What a span shows; the values are the words of the picture's legend."""
 
     CLOSED = "admission closed"
@@ -26,38 +22,23 @@ class Look(StrEnum):
     KEPT = "reply kept until ACKed"
     PREPARED = "ready, is saved"
     NOT_READY = "not ready"
-    LEFT = "budget left"
+    BUDGET = "budget left"
     STOPPED = "clock stopped"
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasts.
-
-    Attributes:
-        begin: When it begins.
-        end: When it ends; None for what is never over.
-        look: What it is.
-        left: Where this is a stopped clock: the seconds left of the budget.
-    """
+    """Something that lasts, in seconds; without an end it is never over. A stopped clock has budget left."""
 
     begin: float
     end: float | None
-    look: Look
-    left: float | None = None
+    kind: SpanKind
+    budget_left: float | None = None
 
 
 @dataclass(frozen=True)
 class Caption:
-    """Words about a moment or a stretch of a lane.
-
-    Attributes:
-        begin: Where they belong.
-        end: The same, or where the stretch ends; None for what is never over.
-        text: The words.
-        bad: Whether they tell of a failure.
-        inside: Whether they may be written over the stretch itself.
-    """
+    """Words about a stretch of a lane, which may stand inside of it; bad ones tell of a failure."""
 
     begin: float
     end: float | None
@@ -68,15 +49,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Lane:
-    """One actor's row.
-
-    Attributes:
-        name: The actor.
-        spans: What it does when.
-        captions: What is said about it.
-        curve: Where this is the clock: (time, seconds left of the budget), one line for each try.
-        crosses: The moments that are crossed out.
-    """
+    """One actor's row; the clock's has a curve of (time, seconds left) for each try."""
 
     name: str
     spans: tuple[Span, ...] = ()
@@ -87,15 +60,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Panel:
-    """One replay.
-
-    Attributes:
-        name: `before` or `after`.
-        title: What is replayed, and what comes of it.
-        bad: Whether that is a stall.
-        lanes: From top to bottom.
-        closed: When admission is closed.
-    """
+    """One replay: its lanes from top to bottom, when admission is closed, and whether anything went wrong."""
 
     name: str
     title: str
@@ -104,62 +69,63 @@ class Panel:
     closed: tuple[tuple[float, float | None], ...]
 
 
+_RUNS = (
+    (SpanKind.WAITING, EventKind.RUN_WAITS, {EventKind.RUN_STARTS}),
+    (SpanKind.RUNNING, EventKind.RUN_STARTS, {EventKind.RUN_PARKED, EventKind.RUN_FINISHES}),
+    (SpanKind.PARKED, EventKind.RUN_PARKED, {EventKind.RUN_RESUMES}),
+    (SpanKind.RUNNING, EventKind.RUN_RESUMES, {EventKind.RUN_PARKED, EventKind.RUN_FINISHES}),
+    (SpanKind.KEPT, EventKind.RUN_FINISHES, {EventKind.RUN_ACKED}),
+)
+
+
 def seconds(value: float) -> str:
     """A time for people: `180 s`."""
     return f"{round(value, 2 if value >= 1 else 4):.10g} s"
 
 
 def panels(verification: Verification) -> tuple[Panel, ...]:
-    """What there is to show: the code as it is and, unless it has the fix itself, with the fix."""
-    runs = [run for run in (verification.before, verification.after) if run is not None]
-    tries = max((len(run.attempts) for run in runs), default=0)
-    titles = [("before", "Before, the code as it is"), ("after", "After, with the fix")]
-    if verification.verdict is Verdict.ALREADY_FIXED:
-        titles = [("before", "The code as it is, which has the fix")]
-    elif len(runs) == 1:
-        titles = [("before", "The code as it is")]
-    budget = verification.parameters.budget
-    return tuple(
-        _panel(run, name, title, budget, tries) for run, (name, title) in zip(runs, titles, strict=True)
-    )
-
-
-def _panel(run: Replay, name: str, title: str, budget: float, tries: int) -> Panel:
-    closed = tuple(_pairs(run, Kind.ADMISSION_CLOSES, {Kind.ADMISSION_REOPENS}))
-    bad, outcome = _outcome(run)
-    lanes = [
-        _snapshots(run),
-        *(_reading(run, index) for index in range(tries)),
-        *(_running(run, attempt) for attempt in run.attempts),
-        _prepare(run, closed),
-        _clock(run, budget),
-    ]
-    return Panel(name, f"{title}: {outcome}", bad, tuple(lanes), closed)
+    """What there is to show: one panel for each form that was simulated."""
+    titles = {Form.AS_IS: "Before, the code as it is", Form.CLOCKS: "After, with the fix"}
+    if len(verification.runs) == 1:
+        fixed = verification.verdict is Verdict.ALREADY_FIXED
+        titles = {Form.AS_IS: f"The code as it is{', which has the fix' if fixed else ''}"}
+    tries = max((len(run.attempts) for run in verification.runs.values()), default=0)
+    made = []
+    for form, run in verification.runs.items():
+        closed = tuple(_pairs(run, EventKind.ADMISSION_CLOSES, {EventKind.ADMISSION_REOPENS}))
+        bad, outcome = _outcome(run)
+        lanes = (
+            _snapshots(run),
+            *(_reading(run, index) for index in range(tries)),
+            *(_running(run, attempt.index) for attempt in run.attempts),
+            _prepare(run, closed),
+            _clock(run, verification.parameters.budget),
+        )
+        made.append(Panel(form.value, f"{titles[form]}: {outcome}", bad, lanes, closed))
+    return tuple(made)
 
 
 def _outcome(run: Replay) -> tuple[bool, str]:
     """Whether anything went wrong, and what came of the rollout and the snapshots."""
     failed = [n for n, snapshot in enumerate(run.snapshots, 1) if snapshot.outcome != "committed"]
-    late = [attempt for attempt in run.attempts if attempt.outcome == "timeout"]
     snapshots = f"snapshot {failed[0]} fails" if failed else "every snapshot is committed"
-    if late:
-        # One given up while parked is what the picture is about; else the first will do.
-        lost = next((attempt for attempt in late if attempt.state_when_given_up == "parked"), late[0])
-        rollout = f"RL gives up on try {lost.index} while it is {lost.state_when_given_up}"
-    else:
-        rollout = "try 0 replies"
-    return bool(failed or late), f"{rollout}, {snapshots}"
+    late = [attempt for attempt in run.attempts if attempt.outcome == "timeout"]
+    if not late:
+        return bool(failed), f"try 0 replies, {snapshots}"
+    # One given up while parked is what the picture is about; else the first will do.
+    lost = next((attempt for attempt in late if attempt.state_when_given_up == "parked"), late[0])
+    return True, f"RL gives up on try {lost.index} while it is {lost.state_when_given_up}, {snapshots}"
 
 
 def _snapshots(run: Replay) -> Lane:
-    spans, captions = [], []
+    spans, captions, crosses = [], [], []
     for number, snapshot in enumerate(run.snapshots, 1):
-        spans.append(Span(snapshot.at, snapshot.ended_at, Look.SNAPSHOT))
+        spans.append(Span(snapshot.at, snapshot.ended_at, SpanKind.SNAPSHOT))
         bad = snapshot.outcome != "committed"
         text = f"snapshot {number} {'fails' if bad else 'committed'} {seconds(snapshot.ended_at)}"
         captions.append(Caption(snapshot.at, snapshot.ended_at, text, bad, inside=True))
-    crosses = tuple(snapshot.ended_at for snapshot in run.snapshots if snapshot.outcome != "committed")
-    return Lane("RL snapshots", tuple(spans), tuple(captions), crosses=crosses)
+        crosses += [snapshot.ended_at] * bad
+    return Lane("RL snapshots", tuple(spans), tuple(captions), crosses=tuple(crosses))
 
 
 def _reading(run: Replay, index: int) -> Lane:
@@ -167,82 +133,71 @@ def _reading(run: Replay, index: int) -> Lane:
     if index >= len(run.attempts):
         return Lane(name, captions=(Caption(0, 0, "not needed"),))
     attempt, begin = run.attempts[index], _begin(run, index)
-    bad = attempt.outcome == "timeout"
-    if bad:
+    bad, text = False, f"reply {seconds(attempt.at)}, reward {attempt.reward or 0:g}"
+    if attempt.outcome == "timeout":
+        bad = True
         text = f"deadline fires {seconds(attempt.at)} while {attempt.state_when_given_up}: RL stops reading"
-    else:
-        text = f"reply {seconds(attempt.at)}, reward {attempt.reward:g}"
-    return Lane(
-        name,
-        (Span(begin, attempt.at, Look.READING),),
-        (Caption(begin, attempt.at, text, bad),),
-        crosses=(attempt.at,) if bad else (),
-    )
+    caption = Caption(begin, attempt.at, text, bad)
+    return Lane(name, (Span(begin, attempt.at, SpanKind.READING),), (caption,), crosses=(attempt.at,) * bad)
 
 
-def _running(run: Replay, attempt: Attempt) -> Lane:
-    index = attempt.index
+def _running(run: Replay, index: int) -> Lane:
     spans = [
-        Span(begin, end, look)
-        for look, opens, closes in (
-            (Look.WAITING, Kind.RUN_WAITS, {Kind.RUN_STARTS}),
-            (Look.RUNNING, Kind.RUN_STARTS, {Kind.RUN_PARKED, Kind.RUN_FINISHES}),
-            (Look.PARKED, Kind.RUN_PARKED, {Kind.RUN_RESUMES}),
-            (Look.RUNNING, Kind.RUN_RESUMES, {Kind.RUN_PARKED, Kind.RUN_FINISHES}),
-            (Look.KEPT, Kind.RUN_FINISHES, {Kind.RUN_ACKED}),
-        )
+        Span(begin, end, kind)
+        for kind, opens, closes in _RUNS
         for begin, end in _pairs(run, opens, closes, index)
         if begin != end
     ]
-    captions = []
-    for span in spans:
-        if span.look is Look.PARKED:
-            captions.append(Caption(span.begin, span.end, f"parked {_from_to(span)}"))
-        elif span.look is Look.WAITING:
-            captions.append(Caption(span.begin, span.end, f"held back {_from_to(span)}"))
-    for begin, end in _pairs(run, Kind.RUN_FINISHES, {Kind.RUN_ACKED}, index):
-        text = f"finished {seconds(begin)}, "
-        if end is None:
-            text += "reply never read and never ACKed"
-        else:
-            text += "ACKed" if begin == end else f"ACKed {seconds(end)}"
+    captions = [
+        Caption(span.begin, span.end, f"{span.kind} {_from_to(span)}")
+        for span in spans
+        if span.kind in (SpanKind.PARKED, SpanKind.WAITING)
+    ]
+    for begin, end in _pairs(run, EventKind.RUN_FINISHES, {EventKind.RUN_ACKED}, index):
+        kept = "reply never read and never ACKed" if end is None else f"ACKed {seconds(end)}"
+        text = f"finished {seconds(begin)}, {'ACKed' if begin == end else kept}"
         captions.append(Caption(begin, end, text, bad=end is None, inside=True))
     return Lane(f"Gym /run, try {index}", tuple(spans), tuple(captions))
 
 
 def _prepare(run: Replay, closed: tuple[tuple[float, float | None], ...]) -> Lane:
-    spans, captions = [], []
+    spans: list[Span] = []
+    captions = []
     for (begin, end), snapshot in zip(closed, run.snapshots, strict=False):
+        kept = f"completed_unacknowledged={snapshot.completed_unacknowledged}"
         if snapshot.ready_to_commit:
-            ready = _first(run, {Kind.PREPARE_READY}, begin)
-            spans += [Span(begin, ready, Look.RUNNING), Span(ready, end, Look.PREPARED)]
-            text = f"parked={snapshot.parked}"
-            if not snapshot.parked:
-                text = f"completed_unacknowledged={snapshot.completed_unacknowledged}"
-            captions.append(Caption(begin, end, f"ready {seconds(ready)}, {text}", inside=True))
+            # Each shard says it; the last one counts.
+            events = [event.at for event in run.events if event.kind is EventKind.PREPARE_READY]
+            ready = max((at for at in events if begin <= at and (end is None or at <= end)), default=begin)
+            spans += [Span(begin, ready, SpanKind.RUNNING), Span(ready, end, SpanKind.PREPARED)]
+            text = f"ready {seconds(ready)}, {f'parked={snapshot.parked}' if snapshot.parked else kept}"
         else:
-            spans.append(Span(begin, end, Look.NOT_READY))
-            kept = snapshot.completed_unacknowledged
-            why = f"completed_unacknowledged={kept}" if kept else "a try still running"
+            spans.append(Span(begin, end, SpanKind.NOT_READY))
+            why = kept if snapshot.completed_unacknowledged else "a try still running"
             text = f"{why} for {seconds(snapshot.ended_at - begin)}"
-            captions.append(Caption(begin, end, text, bad=True, inside=True))
+        captions.append(Caption(begin, end, text, bad=not snapshot.ready_to_commit, inside=True))
     return Lane("Gym prepare", tuple(spans), tuple(captions))
 
 
 def _clock(run: Replay, budget: float) -> Lane:
-    curves, spans, captions = [], [], []
+    curves, spans, captions = [], list[Span](), []
     for attempt in run.attempts:
         curve, stops = _budget(run, attempt, budget)
         curves.append(curve)
-        for stop in stops:
-            text = f"stopped {_from_to(stop)} with {seconds(stop.left or 0)} left"
-            captions.append(Caption(stop.begin, stop.end, text))
         spans += stops
-        captions += _running_while_parked(run, attempt, stops)
+        for stop in stops:
+            text = f"stopped {_from_to(stop)} with {seconds(stop.budget_left or 0)} left"
+            captions.append(Caption(stop.begin, stop.end, text))
+        for begin, end in _pairs(run, EventKind.RUN_PARKED, {EventKind.RUN_RESUMES}, attempt.index):
+            until = attempt.at if end is None else min(end, attempt.at)
+            stopped = any(stop.begin <= begin < (stop.end or begin) for stop in stops)
+            if begin < until and not stopped:
+                text = f"runs on while try {attempt.index} is parked"
+                captions.append(Caption(begin, until, text, bad=True))
     captions += [
         Caption(event.at, event.at, f"{event.what} {seconds(event.at)}")
         for event in run.events
-        if event.kind is Kind.OVERLAP
+        if event.kind is EventKind.OVERLAP
     ]
     crosses = tuple(attempt.at for attempt in run.attempts if attempt.outcome == "timeout")
     return Lane("clock, budget left", tuple(spans), tuple(captions), tuple(curves), crosses)
@@ -254,23 +209,16 @@ def _budget(
     """What is left of a try's budget wherever its clock stops or runs again, and the stops."""
     begin = _begin(run, attempt.index)
     points, stops = [(begin, budget)], []
-    for stop, runs_again in _pairs(run, Kind.CLOCK_STOPS, {Kind.CLOCK_RUNS}):
+    for stop, runs_again in _pairs(run, EventKind.CLOCK_STOPS, {EventKind.CLOCK_RUNS}):
         if begin <= stop <= attempt.at:
             at, left = points[-1]
             left -= stop - at
             until = attempt.at if runs_again is None else min(runs_again, attempt.at)
             points += [(stop, left), (until, left)]
-            stops.append(Span(stop, until, Look.STOPPED, left))
+            stops.append(Span(stop, until, SpanKind.STOPPED, left))
     at, left = points[-1]
     points.append((attempt.at, max(0.0, left - (attempt.at - at))))
     return tuple(points), stops
-
-
-def _running_while_parked(run: Replay, attempt: Attempt, stopped: list[Span]) -> Iterator[Caption]:
-    for begin, end in _pairs(run, Kind.RUN_PARKED, {Kind.RUN_RESUMES}, attempt.index):
-        until = attempt.at if end is None else min(end, attempt.at)
-        if begin < until and not any(span.begin <= begin < (span.end or begin) for span in stopped):
-            yield Caption(begin, until, f"runs on while try {attempt.index} is parked", bad=True)
 
 
 def _from_to(span: Span) -> str:
@@ -278,15 +226,11 @@ def _from_to(span: Span) -> str:
 
 
 def _begin(run: Replay, index: int) -> float:
-    return next(e.at for e in run.events if e.kind is Kind.TRY_STARTS and e.number == index)
-
-
-def _first(run: Replay, kinds: set[Kind], since: float) -> float:
-    return next((e.at for e in run.events if e.kind in kinds and e.at >= since), since)
+    return next(e.at for e in run.events if e.kind is EventKind.TRY_STARTS and e.number == index)
 
 
 def _pairs(
-    run: Replay, opens: Kind, closes: set[Kind], number: int | None = None
+    run: Replay, opens: EventKind, closes: set[EventKind], number: int | None = None
 ) -> Iterator[tuple[float, float | None]]:
     """From each event of one kind to the next of some others, of the same try."""
     begin: float | None = None

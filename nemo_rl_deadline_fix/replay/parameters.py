@@ -1,16 +1,21 @@
-"""The story's numbers, and what cannot be played."""
+"""The numbers of a simulation, and which of them cannot be simulated."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from nemo_rl_deadline_fix.errors import InvalidInputError
 
+LONGEST_S, LONGEST_PREPARE_S = 100_000.0, 7_200.0
+"""Upper limits in seconds. Gym is asked ten times a second while it is not ready, so that one is lower."""
+
+MOST_SHARDS = 8
+"""More of them show nothing new."""
+
 
 class Overlap(StrEnum):
-    """What else wants the clocks during the snapshot."""
+    """What else suspends or resumes the clocks during the snapshot."""
 
     NONE = "none"
     SYNC = "sync"
@@ -19,7 +24,7 @@ class Overlap(StrEnum):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The story's numbers, in seconds from its beginning; the defaults are the background document's.
+    """The numbers of a simulation, in seconds from its beginning; the defaults are the background document's.
 
     Attributes:
         budget: `rollout_timeout_s`: what one try may take.
@@ -30,8 +35,12 @@ class Parameters:
         work: Work of the first try, parked time not counted.
         retry_work: Work of every later try; None for seven tenths of `work`.
         turn: Length of a turn; a park request takes effect at a turn's end.
-        overlap: `sync`: a weight sync that never paused the clocks ends in mid-snapshot. `training`: the
+        overlap: `sync`: a weight sync that never suspended the clocks ends in mid-snapshot. `training`: the
             engine switches to training before the snapshot's end, and back after it.
+        shards: Number of Gym's shards, where the NeMo RL under test has shards; the rollout is in the first.
+
+    Raises:
+        InvalidInputError: Numbers that cannot be simulated.
     """
 
     budget: float = 180.0
@@ -43,27 +52,26 @@ class Parameters:
     retry_work: float | None = None
     turn: float = 20.0
     overlap: Overlap = Overlap.NONE
+    shards: int = 1
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name == "overlap" or value is None:
-                continue
-            if not math.isfinite(value) or value <= 0:
-                raise _impossible(entry.name, value, "a finite number of seconds above 0")
-            if value > 1e5:
-                raise _impossible(entry.name, value, "at most 100,000 seconds")
+        for name in (field.name for field in fields(self) if field.name not in ("overlap", "shards")):
+            value = getattr(self, name)
+            longest = LONGEST_PREPARE_S if name == "prepare_timeout" else LONGEST_S
+            if value is not None and not 0 < value <= longest:
+                # Also where it is no number at all, which compares to nothing.
+                limit = "a number of seconds above 0"
+                raise _impossible(
+                    name, value, f"at most {longest:,.0f} seconds" if value > longest else limit
+                )
         if self.second_at < self.snapshot_at + self.snapshot_for:
-            raise _impossible(
-                "second_at",
-                self.second_at,
-                f"at least {self.snapshot_at + self.snapshot_for:g}, when the first snapshot is over",
-            )
-        # A replay of more would take minutes.
+            over = f"at least {self.snapshot_at + self.snapshot_for:g}, when the first snapshot is over"
+            raise _impossible("second_at", self.second_at, over)
+        # More turns than that would take minutes.
         if max(self.work_of(0), self.work_of(1)) / self.turn > 10_000:
             raise _impossible("turn", self.turn, "at least a ten-thousandth of the work")
-        if self.prepare_timeout > 7200:
-            raise _impossible("prepare_timeout", self.prepare_timeout, "at most 7,200 seconds")
+        if not 1 <= self.shards <= MOST_SHARDS:
+            raise _impossible("shards", self.shards, f"1 to {MOST_SHARDS}")
 
     def work_of(self, index: int) -> float:
         """Seconds of work of one try."""
@@ -76,5 +84,5 @@ class Parameters:
 def _impossible(name: str, value: float, supported: str) -> InvalidInputError:
     option = "--" + name.replace("_", "-")
     return InvalidInputError(
-        f"cannot replay with {option}", found=f"{value:g}", supported=supported, advice=f"change {option}"
+        f"cannot simulate {option}", found=f"{value:g}", supported=supported, advice=f"change {option}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import secrets
 import stat
@@ -12,16 +13,25 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.replay.report import Verification
+from nemo_rl_deadline_fix.replay.verdict import Verification
 
 SUFFIXES = (".svg", ".png")
+_MAKER = "nemo-rl-deadline-fix verify --plot"
+_SETTINGS: dict[Any, object] = {
+    # The same picture is the same file.
+    "svg.hashsalt": "nemo-rl-deadline-fix",
+    # Glyphs as outlines: no viewer has to have the font, and nothing gets wider than it was measured.
+    "svg.fonttype": "path",
+    "text.hinting": "none",
+    "hatch.linewidth": 0.6,
+}
 
 
 def check(path: Path) -> None:
     """Make sure that a picture can be drawn and written, before any work is done for it.
 
     Raises:
-        InvalidInputError: The path's suffix is unknown, it cannot be written, or matplotlib is missing.
+        InvalidInputError: The path's suffix is unknown, it cannot be written, or matplotlib cannot start.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidInputError(
@@ -31,37 +41,32 @@ def check(path: Path) -> None:
             advice="name the picture accordingly",
         )
     try:
-        import matplotlib.figure  # noqa: F401
+        _import_matplotlib()
     except Exception as error:
-        # A broken installation raises all sorts of things.
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        # A broken installation raises all sorts of things, and so does a settings file.
+        found, advice = f"{type(error).__name__}: {error}", "mend what `python -m matplotlib` complains of"
+        if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+            found, advice = "no matplotlib", "pip install 'nemo-rl-deadline-fix[plot]'"
+        elif isinstance(error, UnicodeDecodeError):
+            found, advice = "a matplotlibrc that is not UTF-8", "mend it, or run this in another folder"
         raise InvalidInputError(
-            "--plot needs matplotlib",
-            found="no matplotlib" if missing else f"{type(error).__name__}: {error}",
-            supported="matplotlib 3.8 or newer",
-            advice="pip install 'nemo-rl-deadline-fix[plot]'",
+            "--plot needs matplotlib", found=found, supported="matplotlib 3.8 or newer", advice=advice
         ) from error
     with _beside(path):
         pass
 
 
 def plot(verification: Verification, path: Path) -> None:
-    """Draw what was replayed: the code as it is, over the code with the fix.
+    """Draw what was simulated, one form over the other.
 
     Args:
-        verification: What was found; there must be a replay to show.
+        verification: What was found; something was simulated.
         path: The picture, an `.svg` or a `.png`; an old one is replaced when the new one is complete.
 
     Raises:
-        InvalidInputError: As `check`, or nothing was replayed.
+        InvalidInputError: As `check`.
     """
     check(path)
-    if verification.before is None:
-        raise InvalidInputError(
-            f"there is nothing to draw in {path}",
-            found=verification.found or "no replay",
-            advice="leave out --plot, or verify another target",
-        )
     picture = _render(verification, path.suffix.lower()[1:])
     with _beside(path) as (file, target):
         file.write(picture)
@@ -69,30 +74,32 @@ def plot(verification: Verification, path: Path) -> None:
         Path(file.name).replace(target)
 
 
+def _import_matplotlib() -> None:
+    """Import it as if nobody had set it up: a picture in a file needs no backend and no settings."""
+    before = os.environ.pop("MPLBACKEND", None)
+    logging.disable(logging.WARNING)
+    try:
+        import matplotlib.figure  # noqa: F401
+    finally:
+        logging.disable(logging.NOTSET)
+        if before is not None:
+            os.environ["MPLBACKEND"] = before
+
+
 def _render(verification: Verification, kind: str) -> bytes:
     import matplotlib as mpl
 
     from nemo_rl_deadline_fix.replay import drawing
 
-    settings: dict[Any, object] = {
-        # The same picture is the same file.
-        "svg.hashsalt": "nemo-rl-deadline-fix",
-        # Glyphs as outlines: no viewer has to have the font, and nothing gets wider than it was measured.
-        "svg.fonttype": "path",
-        "text.hinting": "none",
-        "hatch.linewidth": 0.6,
-    }
-    maker = "nemo-rl-deadline-fix verify --plot"
-    metadata = {
-        "svg": {"Date": None, "Creator": maker, "Title": drawing.heading(verification)},
-        "png": {"Software": maker},
-    }
+    metadata: dict[str, Any] = {"Software": _MAKER}
+    if kind == "svg":
+        metadata = {"Date": None, "Creator": _MAKER, "Title": drawing.heading(verification)}
     data = io.BytesIO()
     # Neither the user's settings nor ours get into the other's pictures.
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(settings)
-        drawing.figure(verification).savefig(data, format=kind, dpi=144, metadata=metadata[kind])
+        mpl.rcParams.update(_SETTINGS)
+        drawing.figure(verification).savefig(data, format=kind, dpi=144, metadata=metadata)
     return data.getvalue()
 
 
@@ -100,8 +107,7 @@ def _render(verification: Verification, kind: str) -> bytes:
 def _beside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A new file in a path's folder, with the path's mode, and the path without links.
 
-    The file is removed at the end if it is still there. Whatever goes wrong comes out as an
-    InvalidInputError.
+    The file is removed at the end if it is still there. Whatever goes wrong is an InvalidInputError.
     """
     try:
         # What a link leads to is to be replaced, not the link.
@@ -131,10 +137,8 @@ def _mode(target: Path) -> int | None:
         mode = target.stat().st_mode
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(mode):
-        raise OSError(0, "it is a folder")
     if not stat.S_ISREG(mode):
-        raise OSError(0, "it is no regular file")
+        raise OSError(0, "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
     if not os.access(target, os.W_OK):
         # Replacing it would work, and would not be what its owner meant.
         raise OSError(0, "it is write-protected")

@@ -1,15 +1,66 @@
-"""What happened in one replay, as frozen values."""
+"""What a simulation records: events for people and programs, and how everything ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
 
-from nemo_rl_deadline_fix.replay.events import Event
+
+class EventKind(StrEnum):
+    """What an event is; the values are the words used in JSON."""
+
+    TRY_STARTS = "try_starts"
+    DEADLINE_FIRES = "deadline_fires"
+    REPLY_READ = "reply_read"
+    RUN_WAITS = "run_waits"
+    RUN_STARTS = "run_starts"
+    RUN_PARKED = "run_parked"
+    RUN_RESUMES = "run_resumes"
+    RUN_FINISHES = "run_finishes"
+    RUN_ACKED = "run_acked"
+    SNAPSHOT_BEGINS = "snapshot_begins"
+    SNAPSHOT_COMMITTED = "snapshot_committed"
+    SNAPSHOT_FAILED = "snapshot_failed"
+    ADMISSION_CLOSES = "admission_closes"
+    ADMISSION_REOPENS = "admission_reopens"
+    PREPARE_NOT_READY = "prepare_not_ready"
+    PREPARE_READY = "prepare_ready"
+    PREPARE_GIVES_UP = "prepare_gives_up"
+    CLOCK_STOPS = "clock_stops"
+    CLOCK_RUNS = "clock_runs"
+    OVERLAP = "overlap"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the timeline.
+
+    Attributes:
+        at: Seconds since the simulation began.
+        who: The actor.
+        what: What it does, in words.
+        kind: The same for programs.
+        number: The try's index or the snapshot's number, where the event is about one.
+    """
+
+    at: float
+    who: str
+    what: str
+    kind: EventKind
+    number: int | None = None
+
+
+class Record(Protocol):
+    """Puts an event of this moment on the timeline."""
+
+    def __call__(self, who: str, what: str, kind: EventKind, number: int | None = None) -> None:
+        """Take an event's fields; the timeline knows the time."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How one snapshot went."""
+    """How one snapshot went; times in seconds since the simulation began."""
 
     at: float
     ready_to_commit: bool
@@ -23,7 +74,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one try of the rollout ended for RL."""
+    """How one try of the rollout ended for RL; times in seconds since the simulation began."""
 
     index: int
     outcome: str
@@ -36,7 +87,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Replay:
-    """What happened in one replay."""
+    """What happened in one simulation.
+
+    Attributes:
+        events: The timeline.
+        snapshots: The snapshots in order.
+        attempts: The tries of the one rollout in order.
+        bodies_started: Number of tries that RL sent to Gym.
+        bodies_finished: Number of those that Gym ran to their end.
+        holders_left: Who still holds the clocks when all is over.
+        telemetry: What the controller logged.
+    """
 
     events: tuple[Event, ...]
     snapshots: tuple[Snapshot, ...]
@@ -50,6 +111,24 @@ class Replay:
     def stalls(self) -> bool:
         """Whether a reply that nobody will ever ACK stops a later snapshot."""
         last = self.snapshots[-1]
-        acknowledged = sum(attempt.acknowledged for attempt in self.attempts)
-        stranded = self.bodies_finished - acknowledged
+        stranded = self.bodies_finished - sum(attempt.acknowledged for attempt in self.attempts)
         return last.outcome != "committed" and last.completed_unacknowledged > 0 and stranded > 0
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong that the fix is there to prevent, or ""."""
+        for attempt in self.attempts:
+            if attempt.state_when_given_up == "parked":
+                return f"RL gave up on try {attempt.index} at {attempt.at:g} s while a snapshot had it parked"
+        if self.stalls:
+            failed = f"the snapshot at {self.snapshots[-1].at:g} s failed on a reply that nobody had ACKed"
+            late = [attempt.index for attempt in self.attempts if attempt.outcome == "timeout"]
+            if not late:
+                return failed
+            return (
+                f"{failed}: try {late[0]} was too slow for its budget while it ran, which strands its reply "
+                "with the fix as without it"
+            )
+        if self.holders_left:
+            return f"the clocks are still held by {', '.join(self.holders_left)}"
+        return ""

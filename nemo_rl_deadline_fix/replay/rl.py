@@ -149,12 +149,6 @@ class SingleControllerActor:
     async def _flush_completed_gym_acknowledgements(self) -> int:
         return 0
 
-    async def _wait_for_rollout_admission(self) -> None:
-        gates = (self._rollout_permitted, self._gym_checkpoint_rollout_permitted)
-        while not all(gate.is_set() for gate in gates):
-            for gate in gates:
-                await gate.wait()
-
     async def _prepare_and_commit_gym_checkpoint(
         self, checkpoint_id: str, checkpoint_dir: Any
     ) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What the story can be played on, and how the fix is put on it."""
+"""The classes that a simulation runs on, and how the fix is put on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nemo_rl_deadline_fix.wrapping import patch
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that replayed code came from, with the line ranges that ran."""
+    """A file that simulated code came from, with the line ranges that ran."""
 
     path: str
     lines: tuple[tuple[int, int], ...]
@@ -36,6 +36,7 @@ class Subject:
         manager: A class with the two forwards.
         controller: A class with the snapshot's methods.
         pending_release: Makes a pending release of (id, path, trainer anchored).
+        initialise: Does to a bare controller, given a config, what its own `__init__` does without cluster.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Subject:
     manager: type[Any]
     controller: type[Any]
     pending_release: Callable[[str, Path, bool], Any]
+    initialise: Callable[[Any, Any], None]
 
 
 def embedded() -> Subject:
@@ -61,6 +63,31 @@ def embedded() -> Subject:
         manager=rl.RolloutManager,
         controller=rl.SingleControllerActor,
         pending_release=rl._PendingGymCheckpointRelease,
+        initialise=lambda controller, config: rl.SingleControllerActor.__init__(
+            controller, None, None, config.rollout_checkpointing.gym.prepare_timeout_s
+        ),
+    )
+
+
+def installed(controller: ModuleType, manager: ModuleType, initialise: Callable[[Any, Any], None]) -> Subject:
+    """The classes of an imported NeMo RL; `install()` puts the fix on them.
+
+    Raises:
+        AttributeError: It has another layout.
+    """
+    actor = getattr(controller, targets.CONTROLLER_CLASS)
+    metadata = getattr(actor, "__ray_metadata__", None)
+    return Subject(
+        kind="installed",
+        path=str(controller.__file__),
+        files=(),
+        registry=getattr(manager, targets.REGISTRY_CLASS),
+        deadline=getattr(manager, targets.DEADLINE_CLASS),
+        timeout=getattr(manager, targets.TIMEOUT_CLASS),
+        manager=getattr(manager, targets.MANAGER_CLASS),
+        controller=getattr(metadata, "modified_class", actor),
+        pending_release=controller._PendingGymCheckpointRelease,
+        initialise=initialise,
     )
 
 
@@ -81,36 +108,31 @@ def copy_class(cls: type[Any]) -> type[Any]:
     return type(cls.__name__, (), members)
 
 
-def installed(controller: ModuleType, manager: ModuleType) -> Subject:
-    """The classes of an imported NeMo RL; `installing.install()` puts the fix on them."""
-    actor = getattr(controller, targets.CONTROLLER_CLASS)
-    metadata = getattr(actor, "__ray_metadata__", None)
-    return Subject(
-        kind="installed",
-        path=str(controller.__file__),
-        files=(),
-        registry=getattr(manager, targets.REGISTRY_CLASS),
-        deadline=getattr(manager, targets.DEADLINE_CLASS),
-        timeout=getattr(manager, targets.TIMEOUT_CLASS),
-        manager=getattr(manager, targets.MANAGER_CLASS),
-        controller=getattr(metadata, "modified_class", actor),
-        pending_release=controller._PendingGymCheckpointRelease,
-    )
+def leaf(error: BaseException) -> BaseException:
+    """The error at the bottom: the first of each group, and what each was caused by."""
+    while True:
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        if inner is None:
+            return error
+        error = inner
 
 
-def not_replayable(path: str, found: str) -> UnsupportedTargetError:
-    """The error for code that the story cannot be played on.
+def cannot_simulate(path: str, found: str | BaseException) -> UnsupportedTargetError:
+    """The error for code that a simulation cannot run.
 
     Args:
         path: The code's file or tree; "" for none.
-        found: What was found there.
+        found: What was found there, or the error that it ended with.
 
     Returns:
         The error, to be raised.
     """
+    if isinstance(found, BaseException):
+        cause = leaf(found)
+        found = f"{type(cause).__name__}: {cause}"
     return UnsupportedTargetError(
-        f"cannot replay the story on {path or 'this target'}",
+        f"cannot simulate a snapshot on {path or 'this target'}",
         found=found,
         supported="the controller, registry and deadline of NeMo RL's Gym snapshots as of pin 98b3b6c",
-        advice="run `nemo-rl-deadline-fix check` on the checkout and report what it prints",
+        advice=f"run `nemo-rl-deadline-fix check {path or 'PATH'}` and report what both print",
     )

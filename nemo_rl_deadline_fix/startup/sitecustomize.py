@@ -8,9 +8,10 @@ import os
 import sys
 
 HERE = os.path.dirname(__file__)
-PACKAGE = "nemo_rl_deadline_fix"
+NAME = "nemo-rl-deadline-fix"
 BEST_EFFORT = "NEMO_RL_DEADLINE_FIX_BEST_EFFORT"
 INFO, WARNING, ERROR = 20, 30, 40
+START_PATH = []  # type: list[str]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,30 +25,28 @@ def _watch():
     # The module is loaded by its path: to import its package is more than most children need, or can.
     import atexit
 
-    name = PACKAGE + ".importing"
+    name = "nemo_rl_deadline_fix.importing"
     path = os.path.join(os.path.dirname(HERE), "importing.py")
     importing = {"__name__": name, "__file__": path}  # type: dict[str, Any]
     exec(type(__loader__)(name, path).get_code(name), importing)  # type: ignore[name-defined]
-    # Before anything of the script is on it.
-    start_path = list(sys.path)
-    hook = importing["ControllerHook"](lambda module: _fix(module, start_path))
+    hook = importing["ControllerHook"](_fix)
     hook.enter()
     atexit.register(_tell_missed, hook)
 
 
-def _fix(module, start_path):
-    # type: (ModuleType, list[str]) -> None
+def _fix(module):
+    # type: (ModuleType) -> None
     """Put the fix on the controller, say so, and go no further where that cannot be done."""
     try:
         from nemo_rl_deadline_fix import launching
 
-        refused, line = launching.fix(module, start_path)
+        refused, line = launching.fix(module, START_PATH)
     except Exception as error:
         refused = True
         line = "the fix cannot be put on in this Python; found: %s: %s; do this: install %s into %s" % (
             type(error).__name__,
             " ".join(str(error).split()),
-            PACKAGE,
+            NAME,
             sys.prefix,
         )
     if not refused:
@@ -75,7 +74,7 @@ def _tell_missed(hook):
 
 def _is_ray_worker():
     # type: () -> bool
-    return os.path.basename(sys.argv[0]) == "default_worker.py"
+    return os.path.basename("".join(sys.argv[:1])) == "default_worker.py"
 
 
 def _log(level, line):
@@ -93,7 +92,7 @@ def _log(level, line):
 def _write(line):
     # type: (str) -> None
     if sys.stderr is not None:
-        sys.stderr.write("nemo-rl-deadline-fix: %s\n" % line)
+        sys.stderr.write("%s: %s\n" % (NAME, line))
 
 
 def _run_the_next():
@@ -107,6 +106,8 @@ def _run_the_next():
         import sitecustomize  # type: ignore[import-not-found]
     finally:
         sys.path[:0] = earlier
+        # Complete, but for what the script brings.
+        START_PATH[:] = sys.path
         if stood is not None and vars(stood) is not globals():
             # Somebody else's, who runs the next ones as we do.
             sys.modules["sitecustomize"] = stood

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
@@ -18,7 +19,8 @@ Site = tuple[str, int, int]
 
 def methods_of(controller: Any) -> frozenset[CodeType]:
     """The code of the snapshot's methods and of those they call, without what stands on the object itself."""
-    return _methods_of(type(controller), frozenset(vars(controller)))
+    kind: Any = type(controller)
+    return _methods_of(kind, frozenset(vars(controller)))
 
 
 def all_sites(controller: Any) -> frozenset[Site]:
@@ -30,20 +32,13 @@ def all_sites(controller: Any) -> frozenset[Site]:
     )
 
 
-def waiting(
-    methods: frozenset[CodeType], frame: FrameType | None, outermost: CodeType
-) -> Iterator[tuple[CodeType, int]]:
-    """Where methods wait for a frame: their code, and the instruction in it.
-
-    Args:
-        methods: Code of the methods.
-        frame: The frame of whoever asks.
-        outermost: Code of a frame around the methods', where the search may end.
-    """
-    while frame is not None and frame.f_code is not outermost:
-        if frame.f_code in methods:
-            yield frame.f_code, frame.f_lasti
-        frame = frame.f_back
+def waiting(methods: frozenset[CodeType], task: asyncio.Task[Any]) -> Iterator[tuple[CodeType, int]]:
+    """Where methods wait in a task that is suspended: their code, and the instruction in it."""
+    coroutine: Any = task.get_coro()
+    while inspect.iscoroutine(coroutine):
+        if coroutine.cr_code in methods and coroutine.cr_frame is not None:
+            yield coroutine.cr_code, coroutine.cr_frame.f_lasti
+        coroutine = coroutine.cr_await
 
 
 @functools.cache

@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
-from unittest import mock
+
+import pytest
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay import clock
+from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
 from nemo_rl_deadline_fix.replay.clock import now
-from nemo_rl_deadline_fix.replay.gym import Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
-from nemo_rl_deadline_fix.replay.story import dress, holders_left
 from nemo_rl_deadline_fix.replay.subjects import Subject
 from tests.support.await_sites import Site, all_sites, methods_of, site, waiting
 
@@ -60,7 +59,7 @@ class Ended:
 
     outcome: Any
     cancels: int
-    pending: str | None
+    pending: str
     gate_open: bool
     at: float
 
@@ -91,7 +90,7 @@ class Run:
 
 
 @functools.cache
-def play(subject: Subject, plan: Plan, *, training: bool = False) -> Run:
+def play(subject: Subject, plan: Plan, *, training: bool = False, shards: int = 1) -> Run:
     """Take snapshots by a plan, then without faults until one has been taken as a whole.
 
     Nothing in a run is left to chance, so a run that was made once is known.
@@ -100,12 +99,14 @@ def play(subject: Subject, plan: Plan, *, training: bool = False) -> Run:
         subject: The classes under test.
         plan: What goes wrong.
         training: Whether a training pause holds the clocks all through the plan.
+        shards: Number of Gym's shards; more than one only for code that knows shards.
 
     Returns:
         What happened.
     """
-    scene = _Scene(subject, plan)
-    with mock.patch.object(asyncio, "to_thread", scene.to_thread):
+    scene = _Scene(subject, plan, shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "to_thread", scene.to_thread)
         return clock.run(scene.play(training))
 
 
@@ -129,6 +130,7 @@ def ticks(
     *,
     pairs: Pairs = Pairs.ALIKE,
     kinds: tuple[Fault, ...] = tuple(Fault),
+    shards: int = 1,
 ) -> list[Tick]:
     """Every way in which the tick after some others can go wrong.
 
@@ -137,6 +139,7 @@ def ticks(
         before: The ticks before it.
         pairs: Which faults may meet in one tick.
         kinds: The kinds of fault to try.
+        shards: Number of Gym's shards.
 
     Returns:
         The ticks: a fault at each call that is made, and at each that is made only after a fault.
@@ -147,11 +150,11 @@ def ticks(
         tick = pending.pop(0)
         if tick:
             found.append(tick)
-        calls = [call for _, call, _ in play(subject, (*before, tick)).calls[len(before)]]
+        calls = [call for _, call, _ in play(subject, (*before, tick), shards=shards).calls[len(before)]]
         after = calls.index(tick[-1][0]) + 1 if tick else 0
         for call in calls[after:]:
             for kind in kinds:
-                if kind is Fault.BAD_ANSWER and call not in ("prepare", "commit"):
+                if kind is Fault.BAD_ANSWER and call.partition("#")[0] not in ("prepare", "commit"):
                     continue
                 if tick and not pairs.may_meet(tick[-1][1], kind):
                     continue
@@ -161,13 +164,13 @@ def ticks(
 
 def awaits(subject: Subject) -> frozenset[Site]:
     """Every await that a run on these classes may come through, by their source."""
-    return all_sites(_Scene(subject, ()).controller)
+    return all_sites(_Scene(subject, (), 1).controller)
 
 
 class _Scene:
     """A bare controller, a Gym and an engine whose every call is a point where a fault may be."""
 
-    def __init__(self, subject: Subject, plan: Plan) -> None:
+    def __init__(self, subject: Subject, plan: Plan, shards: int) -> None:
         self._subject = subject
         self._plan = plan
         self._planned: dict[str, Fault] = {}
@@ -179,13 +182,13 @@ class _Scene:
         self._gate = _Gate(self._look)
         gym = SimpleNamespace(
             **{
-                f"{call}_checkpoint": Remote(self._gym(call))
+                f"{call}_checkpoint": SimpleNamespace(remote=functools.partial(_Call, self._gym(call)))
                 for call in ("prepare", "commit", "resume", "abort")
             }
         )
-        self.controller = dress(
+        self.controller = build_controller(
             subject,
-            gym,
+            [gym] * shards,
             Parameters(),
             gate=self._gate,
             acknowledge=lambda: self._point("flush", 0),
@@ -194,12 +197,14 @@ class _Scene:
         # A tree that can cut prefixes does, so that its awaits for that are gone through as well.
         self.controller._generation_prefix_cuts_enabled = True
         self.controller._gen = _Engine()
+        self.controller._clear_generation_cut_staging_rows = lambda _: self._point("clear", None)
         self._methods = methods_of(self.controller)
         self._manager = getattr(self.controller, targets.MANAGER)
         self._registry = getattr(self._manager, targets.REGISTRY)
 
     async def play(self, training: bool) -> Run:
         self._training = training
+        self._tick_task: asyncio.Task[Any]
         self._deadline = self._subject.deadline(BUDGET_S, "rollout", registry=self._registry)
         self._rollout = asyncio.create_task(self._roll_out())
         await asyncio.sleep(0)
@@ -237,9 +242,9 @@ class _Scene:
         )
 
     async def to_thread(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stands for `asyncio.to_thread`; no thread is needed to go wrong."""
-        name = getattr(function, "__name__", None) or function._name
-        return await self._point(name, function(*args, **kwargs))
+        """Stands for `asyncio.to_thread`; no thread is needed to go wrong, and no folder is made."""
+        name: str = function.__name__
+        return await self._point(name, None if name == "mkdir" else function(*args, **kwargs))
 
     async def _roll_out(self) -> float:
         try:
@@ -252,18 +257,16 @@ class _Scene:
     async def _tick(self, number: int, tick: Tick) -> Ended:
         self._planned = dict(tick)
         self._calls.append([])
-        task = asyncio.create_task(self._outcome(f"snapshot-{number}"))
+        self._tick_task = task = asyncio.create_task(self._outcome(f"snapshot-{number}"))
         outcome = await task
         self._unmet += [f"{call}:{fault} in tick {number}" for call, fault in self._planned.items()]
         self._look(f"after tick {number}")
-        pending = self.controller._pending_gym_checkpoint_release
-        return Ended(
-            outcome,
-            task.cancelling(),
-            None if pending is None else pending.checkpoint_id,
-            self._gate.is_set(),
-            now(),
-        )
+        pending = {
+            end: left.checkpoint_id
+            for end in ("abort", "release")
+            if (left := getattr(self.controller, f"_pending_gym_checkpoint_{end}", None)) is not None
+        }
+        return Ended(outcome, task.cancelling(), str(pending), self._gate.is_set(), now())
 
     async def _outcome(self, checkpoint_id: str) -> Any:
         # Looked at inside of the task, where a cancellation is still the object that was raised.
@@ -299,20 +302,20 @@ class _Scene:
 
     def _gym(self, call: str) -> Callable[..., Awaitable[Any]]:
         async def remote(checkpoint_id: str, *args: Any) -> Any:
-            bad = self._planned.get(call) is Fault.BAD_ANSWER
-            answer = SimpleNamespace(ready=not bad, checkpoint_id="another" if bad else checkpoint_id)
+            answer = SimpleNamespace(ready=True, checkpoint_id=checkpoint_id, participants=[])
             return await self._point(call, answer, checkpoint_id, *args)
 
         return remote
 
     async def _point(self, call: str, answer: Any, *args: Any) -> Any:
         """Where every awaited call comes through: look, take a while, and go wrong or answer."""
-        self._waited.update(waiting(self._methods, sys._getframe(), _Scene._outcome.__code__))
         calls = self._calls[-1]
         again = sum(name.partition("#")[0] == call for _, name, _ in calls)
         name = f"{call}#{again + 1}" if again else call
         calls.append((now(), name, args))
         self._look(f"{name} begins")
+        # As soon as the snapshot waits.
+        asyncio.get_running_loop().call_soon(self._note_where_it_waits)
         fault = self._planned.pop(name, None)
         try:
             await self._go_wrong(fault, f"tick {len(self._calls)}: {name}")
@@ -325,16 +328,20 @@ class _Scene:
             raise
         finally:
             self._look(f"{name} ends")
+        if fault is Fault.BAD_ANSWER:
+            answer = SimpleNamespace(ready=False, checkpoint_id="another", participants=[])
         self._label(answer, f"answer of {name}")
         return answer
 
+    def _note_where_it_waits(self) -> None:
+        self._waited.update(waiting(self._methods, self._tick_task))
+
     async def _go_wrong(self, fault: Fault | None, message: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        # It is the snapshot that is cancelled, also where it waits for several calls at once.
         if fault is Fault.CANCEL:
-            task.cancel()
+            self._tick_task.cancel()
         elif fault is Fault.HANG:
-            asyncio.get_running_loop().call_later(10 * STEP_S, task.cancel)
+            asyncio.get_running_loop().call_later(10 * STEP_S, self._tick_task.cancel)
             await asyncio.get_running_loop().create_future()
         elif fault in ERRORS:
             await asyncio.sleep(STEP_S)
@@ -354,6 +361,16 @@ class _Scene:
             self._findings.append(f"{when}: gate {'closed' if closed else 'open'}, held by {holders}")
         if stands != (closed or self._training):
             self._findings.append(f"{when}: gate {'closed' if closed else 'open'}, clock stands: {stands}")
+
+
+class _Call:
+    """A call of an actor, which may be made and never waited for, as an object reference of Ray may."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        self._begin = functools.partial(method, *args)
+
+    def __await__(self) -> Any:
+        return self._begin().__await__()
 
 
 class _Gate(asyncio.Event):

@@ -203,7 +203,9 @@ def the_patch(number: str) -> Path:
 _PREFIX_CUTS = (
     (
         "        self._gym_acknowledgements: list[Any] = []\n",
-        "        self._generation_prefix_cuts_enabled = actor_args.prefix_cuts\n"
+        "        self._generation_prefix_cuts_enabled = (\n"
+        "            master_config.rollout_checkpointing.gym.generation_prefix_cuts_enabled\n"
+        "        )\n"
         "        self._generation_checkpoint_id: Optional[str] = None\n"
         "        self._gym_acknowledgements: list[Any] = []\n",
     ),

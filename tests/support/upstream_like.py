@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
 from nemo_rl_deadline_fix.replay.gym import Committed, Remote
 from nemo_rl_deadline_fix.replay.rl import (
     RolloutManager,
@@ -16,7 +15,6 @@ from nemo_rl_deadline_fix.replay.rl import (
     _Deadline,
     _PendingGymCheckpointRelease,
 )
-from nemo_rl_deadline_fix.replay.subjects import copy_class
 from nemo_rl_deadline_fix.wrapping import patch
 
 STEP_S = 10.0
@@ -54,9 +52,14 @@ class ScriptedGym:
         return Committed(checkpoint_id) if call == "commit" else SimpleNamespace(ready=step != "not ready")
 
 
-def controller(plan: dict[str, list[Any]] | None = None, *, patched: bool = True) -> Any:
-    """A controller over a Gym of this plan, with the fix on a copy of its class unless told otherwise."""
-    cls = copy_class(SingleControllerActor)
+def controller(
+    plan: dict[str, list[Any]] | None = None,
+    *,
+    patched: bool = True,
+    kind: type[SingleControllerActor] = SingleControllerActor,
+) -> Any:
+    """A controller over a Gym of this plan, with the fix on a class of its own unless told otherwise."""
+    cls = type(kind.__name__, (kind,), {})
     if patched:
         patch(cls)
     gym = ScriptedGym(plan or {})
@@ -80,12 +83,10 @@ async def snapshot(
     return result
 
 
-async def rollout(
-    registry: RequestDeadlineRegistry, budget_s: float | None, reply: Awaitable[Any]
-) -> tuple[Any, float]:
+async def rollout(registry: Any, budget_s: float | None, reply: Awaitable[Any]) -> tuple[Any, Any]:
     """Wait for a reply within a budget; returns the reply or "timeout", and when, in loop time."""
     try:
-        async with _Deadline(budget_s, "rollout", registry):  # type: ignore[arg-type]
+        async with _Deadline(budget_s, "rollout", registry):
             outcome = await reply
     except RolloutTimeout:
         outcome = "timeout"

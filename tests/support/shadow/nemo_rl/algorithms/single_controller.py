@@ -123,6 +123,5 @@ class SingleControllerActor:
             "registry": f"{type(registry).__module__}.{type(registry).__name__}",
             "same_registry": registry is self._rollout_manager._rollouts._deadline_registry,
             "holders": dict(getattr(registry, "holders", {})),
-            "paused_seconds": getattr(registry, "paused_seconds", 0.0),
             "telemetry": self._telemetry,
         }

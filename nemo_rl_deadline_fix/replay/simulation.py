@@ -1,0 +1,265 @@
+"""The simulation: one rollout that a slow snapshot parks, and the snapshot after it.
+
+It runs on any subject: the embedded model, classes of a checkout, an installed NeMo RL. RL's part in front of
+it (the stream that gives up and tries again, the snapshot loop) and all of Gym are our own; the registry, the
+deadline and the controller's methods are the subject's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nemo_rl_deadline_fix import targets
+from nemo_rl_deadline_fix.errors import InvalidInputError
+from nemo_rl_deadline_fix.replay import clock
+from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
+from nemo_rl_deadline_fix.replay.clock import now
+from nemo_rl_deadline_fix.replay.gym import GymActor, Participant, Prepared
+from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
+from nemo_rl_deadline_fix.replay.records import Attempt, Event, EventKind, Record, Replay, Snapshot
+from nemo_rl_deadline_fix.replay.subjects import Subject, leaf
+
+MAX_TRIES = 5
+"""NeMo RL's default number of tries for one prompt after infrastructure failures."""
+
+
+def run(subject: Subject, parameters: Parameters, folder: Path = Path()) -> Replay:
+    """Simulate once, on a virtual clock.
+
+    Args:
+        subject: The classes under test.
+        parameters: The numbers.
+        folder: Where the snapshots' folders would be; only code of several shards makes any.
+
+    Returns:
+        What happened. Anything the subject raises that is no failed snapshot comes out.
+    """
+    return clock.run(Simulation(subject, parameters, folder).run())
+
+
+class Simulation:
+    """One subject between a rollout, a Gym and a snapshot loop, with a record of what they do."""
+
+    def __init__(self, subject: Subject, parameters: Parameters, folder: Path = Path()) -> None:
+        self._subject = subject
+        self._parameters = parameters
+        self._folder = folder
+        self._first_ends = parameters.snapshot_at + parameters.snapshot_for
+        self._events: list[Event] = []
+        self._snapshots: list[Snapshot] = []
+        self._attempts: list[Attempt] = []
+        self._telemetry: list[dict[str, float]] = []
+        self._reports: list[Prepared] = []
+        self._suspended_at_report = False
+        self._bodies: set[asyncio.Task[float]] = set()
+        self._sealed: list[int] = []
+
+    async def run(self) -> Replay:
+        """Run to the end of the last snapshot and of every try; once per object."""
+        self._build()
+        rollout = asyncio.create_task(self._rollout())
+        others = [asyncio.create_task(other) for other in self._overlap()]
+        await self._snapshot(1, self._parameters.snapshot_at)
+        await self._snapshot(2, self._parameters.second_at)
+        await asyncio.gather(rollout, *others)
+        # Only now is it known how many bodies there are: a late try starts after the last snapshot.
+        await asyncio.gather(*self._bodies)
+        attempts = tuple(
+            replace(attempt, acknowledged=self._participant.state(attempt.index) == "acknowledged")
+            for attempt in self._attempts
+        )
+        return Replay(
+            events=tuple(self._events),
+            snapshots=tuple(self._snapshots),
+            attempts=attempts,
+            bodies_started=len(self._bodies),
+            bodies_finished=self._participant.finished,
+            holders_left=holders_left(self._registry),
+            telemetry=tuple(self._telemetry),
+        )
+
+    def record(self, who: str, what: str, kind: EventKind, number: int | None = None) -> None:
+        """Put an event of this moment on the timeline."""
+        self._events.append(Event(now(), who, what, kind, number))
+
+    def _build(self) -> None:
+        self._participant = Participant(self.record)
+        self._gym = GymActor(self._participant, self.record, self._commit_until, self._prepared)
+        idle = [f"Gym {number}" for number in range(2, self._parameters.shards + 1)]
+        actors = [self._gym] + [
+            GymActor(Participant(self.record), self.record, self._commit_until, self._prepared, who)
+            for who in idle
+        ]
+        self._controller = build_controller(
+            self._subject,
+            actors,
+            self._parameters,
+            gate=_Gate(self.record),
+            acknowledge=self._acknowledge,
+            telemetry=self._telemetry,
+        )
+        self._manager = getattr(self._controller, targets.MANAGER)
+        self._registry = getattr(self._manager, targets.REGISTRY)
+        self._deadline = _recorded(self._subject.deadline, self.record)
+
+    async def _rollout(self) -> None:
+        """RL's stream: read a try until its budget is spent, then leave it and start the next."""
+        parameters = self._parameters
+        for index in range(MAX_TRIES):
+            who = f"RL try {index}"
+            self.record(who, f"starts with a budget of {parameters.budget:g} s", EventKind.TRY_STARTS, index)
+            # A streaming call runs to its end in Gym's actor, whether RL reads on or not.
+            body = asyncio.create_task(
+                self._gym.run_rollout(index, parameters.work_of(index), parameters.turn)
+            )
+            self._bodies.add(body)
+            deadline = self._deadline(parameters.budget, "NeMo-Gym prompt group", registry=self._registry)
+            try:
+                async with deadline:
+                    reward = await asyncio.shield(body)
+            except self._subject.timeout as error:
+                state = self._participant.state(index)
+                what = f"deadline fires while {state}: RL stops reading"
+                self.record(who, what, EventKind.DEADLINE_FIRES, index)
+                self._attempts.append(Attempt(index, "timeout", now(), state, None, False, str(error)))
+                continue
+            self.record(who, f"reply with reward {reward:g}, sealed", EventKind.REPLY_READ, index)
+            self._attempts.append(Attempt(index, "reply", now(), None, reward, False, ""))
+            self._sealed.append(index)
+            await self._acknowledge()
+            return
+
+    async def _acknowledge(self) -> int:
+        """Send every sealed reply's ACK, as RL does after a seal and again before a snapshot."""
+        count = len(self._sealed)
+        while self._sealed:
+            self._participant.acknowledge(self._sealed.pop())
+        return count
+
+    async def _snapshot(self, number: int, at: float) -> None:
+        """RL's snapshot loop: finish what is pending, prepare and commit, publish, release."""
+        await asyncio.sleep(max(0.0, at - now()))
+        started = now()
+        self._reports.clear()
+        self.record("RL", f"snapshot {number} begins", EventKind.SNAPSHOT_BEGINS, number)
+        try:
+            await self._take(f"snapshot-{number}", started)
+        except Exception as failure:
+            # Gym's and RL's failures. Anything else is code that was never meant to run like this.
+            if not isinstance(leaf(failure), OSError | RuntimeError):
+                raise
+            outcome, error = "failed", f"{type(failure).__name__}: {failure}"
+            what = f"snapshot {number} failed: {type(leaf(failure)).__name__}"
+            self.record("RL", what, EventKind.SNAPSHOT_FAILED, number)
+        else:
+            outcome, error = "committed", ""
+            self.record("RL", f"snapshot {number} committed", EventKind.SNAPSHOT_COMMITTED, number)
+        if 0 < len(self._reports) < self._parameters.shards:
+            raise InvalidInputError(
+                f"cannot simulate --shards {self._parameters.shards}",
+                found="code that asks one Gym actor",
+                advice="leave --shards out",
+            )
+        parked = sum(report.parked for report in self._reports)
+        kept = sum(report.completed_unacknowledged for report in self._reports)
+        self._snapshots.append(
+            Snapshot(
+                at=started,
+                ready_to_commit=bool(self._reports) and all(r.ready_to_commit for r in self._reports),
+                parked=parked,
+                completed_unacknowledged=kept,
+                deadlines_suspended=self._suspended_at_report,
+                ended_at=now(),
+                outcome=outcome,
+                error=error,
+            )
+        )
+
+    async def _take(self, name: str, started: float) -> None:
+        controller, path = self._controller, self._folder / name
+        await finish_pending(controller)
+        await controller._prepare_and_commit_gym_checkpoint(name, path)
+        # Publishing takes a while, too, with admission still closed. The second snapshot has little to write.
+        ends = started + self._parameters.snapshot_for if started < self._first_ends else started
+        await asyncio.sleep(max(0.0, ends - now()))
+        await controller._release_committed_gym_checkpoint(self._subject.pending_release(name, path, False))
+
+    def _overlap(self) -> list[Coroutine[Any, Any, None]]:
+        part = self._parameters.snapshot_for / 6
+        resume = self._manager.resume_request_deadlines
+        if self._parameters.overlap is Overlap.SYNC:
+            return [self._at(self._first_ends - 4 * part, "weight sync ends", resume)]
+        if self._parameters.overlap is Overlap.TRAINING:
+            suspend = self._manager.suspend_request_deadlines
+            return [
+                self._at(self._first_ends - part, "engine switches to training", suspend),
+                self._at(self._first_ends + part, "weight sync ends, engine serves again", resume),
+            ]
+        return []
+
+    async def _at(self, when: float, what: str, do: Callable[[], None]) -> None:
+        await asyncio.sleep(when - now())
+        self.record("RL", what, EventKind.OVERLAP)
+        do()
+
+    def _commit_until(self) -> float:
+        begun = self._parameters.snapshot_at
+        return begun + 0.9 * self._parameters.snapshot_for if now() < self._first_ends else now()
+
+    def _prepared(self, report: Prepared) -> None:
+        self._reports.append(report)
+        self._suspended_at_report = bool(self._registry.suspended)
+
+
+async def finish_pending(controller: Any) -> None:
+    """What a turn of NeMo RL's snapshot loop begins with: a pending abort, then a pending release, by its id.
+
+    Args:
+        controller: The controller; versions that keep no pending aborts have no such attribute.
+    """
+    if (abort := getattr(controller, "_pending_gym_checkpoint_abort", None)) is not None:
+        await controller._abort_prepared_gym_checkpoint(abort.checkpoint_id)
+    if (release := controller._pending_gym_checkpoint_release) is not None:
+        await controller._release_committed_gym_checkpoint(release)
+
+
+class _Gate(asyncio.Event):
+    """The gate of Gym snapshots, open, that records when it is closed and reopened."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        super().set()
+        self._record = record
+
+    def set(self) -> None:
+        if not self.is_set():
+            self._record("RL", "admission reopens", EventKind.ADMISSION_REOPENS)
+        super().set()
+
+    def clear(self) -> None:
+        if self.is_set():
+            self._record("RL", "admission closes", EventKind.ADMISSION_CLOSES)
+        super().clear()
+
+
+def _recorded(deadline: type[Any], record: Record) -> type[Any]:
+    """The subject's own deadline, which also records when its clock stops and runs."""
+
+    class Recorded(deadline):  # type: ignore[misc]
+        def suspend(self) -> None:
+            super().suspend()
+            # One that has expired has nothing to bank.
+            if self._remaining is not None:
+                record("clock", f"stops with {self._remaining:g} s left", EventKind.CLOCK_STOPS)
+
+        def resume(self) -> None:
+            banked = self._remaining
+            super().resume()
+            if banked is not None:
+                record("clock", f"runs again until {self._timeout.when():g}", EventKind.CLOCK_RUNS)
+
+    return Recorded
