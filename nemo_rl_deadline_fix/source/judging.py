@@ -39,7 +39,7 @@ DISPATCH_GATE = "RolloutDispatchAdmissionGate"
 """The coordinator line's gate, a class beside the manager; `closed()` keeps it closed for a block."""
 _LEGACY = "nemo_rl/algorithms/grpo.py"
 """What every NeMo RL has, those without a single controller too."""
-_NIGHTLY = SNAPSHOT_FILES[2:]
+_NIGHTLY = tuple(name for name in SNAPSHOT_FILES if "checkpointing" in name)
 _MIXED = "a controller of one line of NeMo RL with a manager of another"
 _UPDATE = (
     "in a form that this package does not mend: NeMo RL has the fix itself from a newer version on "
