@@ -71,24 +71,20 @@ class _Follower:
             self._agree(gate)
 
     def _attach(self, gate: Any) -> None:
-        close, reopen = gate.clear, gate.set
+        def followed(call: Callable[..., Any], *, closing: bool) -> Callable[..., Any]:
+            def call_it(*args: Any, **kwargs: Any) -> Any:
+                self._agree(gate, closing=closing)
+                try:
+                    return call(*args, **kwargs)
+                finally:
+                    self._agree(gate)
 
-        def clear(*args: Any, **kwargs: Any) -> Any:
-            self._agree(gate, closing=True)
-            try:
-                return close(*args, **kwargs)
-            finally:
-                self._agree(gate)
+            return call_it
 
-        def set_(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return reopen(*args, **kwargs)
-            finally:
-                self._agree(gate)
-
+        self._calls = clear, set_ = followed(gate.clear, closing=True), followed(gate.set, closing=False)
         # Both or none, and on the object, which stays the same one for those who wait for it.
         vars(gate).update(clear=clear, set=set_)
-        self._gate, self._calls = gate, (clear, set_)
+        self._gate = gate
         kind = type(self._controller).__name__
         log(logging.INFO, "deadline fix %s: the rollout clocks of %s follow its gate", __version__, kind)
 

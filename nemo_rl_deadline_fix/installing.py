@@ -166,7 +166,7 @@ def uninstall() -> Report:
         ]
         left = {wrapping.unpatch(controller) for controller in {one.controller for one in patched}}
         warnings = tuple(sorted(left - {""}))
-        if _forget_exports(patched):
+        if _forget_exports([one for one in patched if not wrapping.is_patched(one.controller)]):
             warnings += (RESTARTS,)
     for text in warnings:
         log(logging.WARNING, "%s", text)
@@ -254,10 +254,11 @@ def _actors(module: ModuleType | None) -> list[_Actor]:
     controller = _class_of(actor)
     if controller is None:
         return []
-    plain = getattr(controller, "__ray_actor_class__", None)
-    kinds = (
-        [kind for kind in type(actor).__bases__[0].__subclasses__() if plain in kind.__mro__] if plain else []
-    )
+    plain: type | None = getattr(controller, "__ray_actor_class__", None)
+    if plain is None:
+        return [_Actor(actor, controller)]
+    made_by_ray: list[type] = type(actor).__bases__[0].__subclasses__()
+    kinds = [kind for kind in made_by_ray if plain in kind.__mro__]
     # Ray keeps no list of them; and to look through everything is for the one in a thousand who did that.
     actors = [actor] if len(kinds) <= 1 else [one for one in gc.get_objects() if type(one) in kinds]
     return [_Actor(one, found) for one in actors if (found := _class_of(one)) is not None]

@@ -6,31 +6,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from nemo_rl_deadline_fix.observing import Watch, log, now, running_loop
 
 DEFAULT_HOLDER = "generation_stand_down"
 """The one name that upstream's argument-free calls share: training and weight sync."""
 
+# A reply that is ready when the pause ends must not lose to a deadline that has next to nothing left: asyncio
+# delivers an expiry without delay ahead of what becomes ready later in the turn, and uvloop runs due timers
+# before ready callbacks. Turns of the loop are what counts: a busy one outlasts any few milliseconds.
 LAST_MOMENT_S = 0.1
-"""A deadline with less than this left, in seconds, restarts `RESTART_TURNS` later than the others.
-
-Else it would beat a reply that is ready when the pause ends: asyncio delivers an expiry without delay ahead
-of what becomes ready later in the turn, and uvloop runs timers that are due before callbacks that are ready.
-"""
+"""A deadline with less than this left, in seconds, restarts later than the others."""
 RESTART_TURNS = 5
-"""Turns of the loop that such a reply has to reach its rollout; a busy one outlasts any few milliseconds."""
+"""Turns of the loop by which it restarts later: a reply's way through other tasks, or from another thread."""
 SMALLEST_BUDGET_S = 0.001
-"""The least that a deadline is restarted with, in seconds: uvloop's clock knows nothing shorter."""
-
-
-class _Deadline(Protocol):
-    """What the registry asks of a deadline: to bank what is left of its budget, and to run again with it."""
-
-    def suspend(self) -> None: ...
-    def resume(self) -> None: ...
+"""The least that it is restarted with, in seconds: uvloop's clock knows nothing shorter."""
 
 
 class RequestDeadlineRegistry:
@@ -38,8 +31,9 @@ class RequestDeadlineRegistry:
 
     A drop-in for the class of the same name in `nemo_rl.experience.rollout_manager`: `add`, `discard`,
     `suspend()`, `resume()` and `suspended` mean what they mean there. New are the names: holding is
-    idempotent per name, and one name's release never frees another's hold. Times are seconds of the running
-    loop's clock (`time.monotonic` without a loop). Not thread-safe, as upstream's: it belongs to one loop.
+    idempotent per name, and one name's release never frees another's hold. A deadline that does not follow
+    is logged at ERROR, and all others do. Times are seconds of the running loop's clock (`time.monotonic`
+    without a loop). Not thread-safe, as upstream's: it belongs to one loop.
 
     Args:
         warn_after_s: Seconds after which a lasting hold is reported at WARNING; see `observing.Watch`.
@@ -47,13 +41,10 @@ class RequestDeadlineRegistry:
     Attributes:
         suspended: Whether anyone holds the clocks.
         holders: Read-only live view of who holds them: name to since when, in loop time.
-
-    Raises:
-        ValueError: `warn_after_s` is not a positive, finite number.
     """
 
     def __init__(self, *, warn_after_s: float | None = None) -> None:
-        self._live: set[_Deadline] = set()
+        self._live: set[Any] = set()
         self.suspended = False
         self._holders: dict[str, float] = {}
         self.holders = MappingProxyType(self._holders)
@@ -66,11 +57,8 @@ class RequestDeadlineRegistry:
         """Take over a live upstream registry, in place. Taking over twice is the same as once.
 
         The object stays what it is, with its own `add` and `discard`, which every rollout calls. It is lent
-        `suspend`, `resume` and `holders` of a registry of this class, which shares its deadlines and keeps
-        its `suspended` true. One that was suspended stays so, under `DEFAULT_HOLDER`.
-
-        Returns:
-            The registry that knows the names.
+        `suspend`, `resume` and `holders` of the registry that is returned, which shares its deadlines and
+        keeps its `suspended` true. One that was suspended stays so, under `DEFAULT_HOLDER`.
 
         Raises:
             TypeError: The object has another shape.
@@ -91,20 +79,18 @@ class RequestDeadlineRegistry:
         """Number of deadlines entered and not yet left."""
         return len(self._live)
 
-    def add(self, deadline: _Deadline) -> None:
-        """Watch a deadline that was just entered; born while held, it is suspended at once."""
+    def add(self, deadline: Any) -> None:
+        """Watch a deadline (`suspend()` banks its budget, `resume()`); born while held, it is suspended."""
         self._live.add(deadline)
         if self.suspended:
             deadline.suspend()
 
-    def discard(self, deadline: _Deadline) -> None:
+    def discard(self, deadline: Any) -> None:
         """Forget a deadline that was left. An unknown one is a no-op."""
         self._live.discard(deadline)
 
     def suspend(self, holder: str = DEFAULT_HOLDER) -> None:
         """Hold the clocks under a name. A name that holds already is a no-op.
-
-        A deadline that does not follow is logged at ERROR; all others do, and the hold stands.
 
         Raises:
             ValueError: `holder` is not a string, or is empty.
@@ -119,14 +105,11 @@ class RequestDeadlineRegistry:
             self._set_suspended(True)
             if self._restart is not None:
                 self._restart.cancel()
-            _each(self._live.copy(), lambda deadline: deadline.suspend())
+            _each(self._live.copy(), methodcaller("suspend"))
         self._watch.held(holder, at, first=first)
 
     def resume(self, holder: str = DEFAULT_HOLDER) -> None:
-        """Release a name's hold, if it has one; the clocks run again when no name is left.
-
-        A deadline that does not follow is logged at ERROR; all others do, and the hold is gone.
-        """
+        """Release a name's hold, if it has one; the clocks run again when no name is left."""
         since = self._holders.pop(holder, None)
         if since is None:
             return
@@ -134,9 +117,7 @@ class RequestDeadlineRegistry:
         last = not self._holders
         if last:
             self._set_suspended(False)
-            late = {deadline for deadline in self._live if _is_in_its_last_moment(deadline)}
-            _each(self._live - late, lambda deadline: deadline.resume())
-            self._restart_later(late, RESTART_TURNS if late else 0)
+            self._restart_all()
         self._watch.released(holder, since, at, last=last)
 
     @contextmanager
@@ -154,6 +135,21 @@ class RequestDeadlineRegistry:
             # Its `add` asks this one.
             self._upstream.suspended = suspended
 
+    def _restart_all(self) -> None:
+        late: set[Any] = set()
+
+        def restart(deadline: Any) -> None:
+            # `_remaining` is where upstream's deadline banks its seconds; one that has none is resumed.
+            left = getattr(deadline, "_remaining", None)
+            if left is None or left >= LAST_MOMENT_S:
+                deadline.resume()
+            else:
+                late.add(deadline)
+
+        _each(self._live.copy(), restart)
+        if late:
+            self._restart_later(late, RESTART_TURNS)
+
     def _restart_later(self, deadlines: set[Any], turns: int) -> None:
         # The next hold cancels this, and the seconds stay banked.
         loop = running_loop()
@@ -162,17 +158,9 @@ class RequestDeadlineRegistry:
         else:
             _each(self._live & deadlines, _restart_in_its_last_moment)
 
-    def __repr__(self) -> str:
-        names = ", ".join(self._holders)
-        return f"<{type(self).__name__}: {self.live} live, {f'held by {names}' if names else 'running'}>"
-
 
 def check_shape(registry: Any) -> None:
-    """Make sure that an object can be taken over.
-
-    Raises:
-        TypeError: It has another shape than upstream's registry.
-    """
+    """Raise a TypeError where an object has another shape than upstream's registry."""
     state = getattr(registry, "__dict__", {})
     if not isinstance(state.get("_live"), set) or not isinstance(state.get("suspended"), bool):
         raise TypeError(f"{type(registry).__qualname__} has no set _live, or no bool suspended")
@@ -185,12 +173,6 @@ def _each(deadlines: Collection[Any], step: Callable[[Any], None]) -> None:
             step(deadline)
         except Exception as error:
             log(logging.ERROR, "A rollout deadline did not follow the rollout clocks", error=error)
-
-
-def _is_in_its_last_moment(deadline: Any) -> bool:
-    # `_remaining` is where upstream's deadline banks its seconds; one that banks elsewhere is only resumed.
-    left = getattr(deadline, "_remaining", None)
-    return isinstance(left, float | int) and left < LAST_MOMENT_S
 
 
 def _restart_in_its_last_moment(deadline: Any) -> None:

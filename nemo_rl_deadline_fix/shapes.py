@@ -106,7 +106,7 @@ def _without_prepare(uses: dict[str, frozenset[str]], names: list[str], registry
 
 
 def _problem_of(registry: type) -> str:
-    """Why a registry of this class could not be taken over in the actor, found out by trying; "" if it can."""
+    """Why a registry of this class could not be taken over, found out by trying one; "" if it can."""
     deadline = _Deadline()
     try:
         tried: Any = registry()
@@ -137,7 +137,7 @@ def _takes_holder(registry: type) -> bool:
 
 
 def _calls(uses: dict[str, frozenset[str]], start: str, forward: str) -> bool:
-    """Whether a method leads to a forward of the manager, or to the registry behind it, by the names it uses."""
+    """Whether a method leads to a forward of the manager, or to the registry behind it."""
     direct = {REGISTRY, forward.partition("_")[0]}
     reached: set[str] = set()
     pending = [start]

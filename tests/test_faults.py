@@ -64,7 +64,7 @@ A, B, C, C2 = Form("A"), Form("B"), Form("C"), Form("C", shards=2)
 CUTS = Form("prefix_cuts")
 FORMS = (Form("embedded"), A, CUTS, B, C, C2, Form("A", "applied"), Form("prefix_cuts", "applied"))
 
-NUMBER_OF_CASES = {A: 221, B: 865, C: 510, C2: 1474, CUTS: 453}
+NUMBER_OF_CASES = {A: 221, B: 865, C: 470, C2: 1271, CUTS: 453}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,12 @@ def cases_of(subject: Subject, shards: int = 1, *, deep: bool = False) -> dict[s
     kinds = tuple(Fault) if deep else ENDS
     return {
         "once": tuple(Case((tick,), shards=shards) for tick in once),
-        "twice": tuple(Case((tick, tick), shards=shards) for tick in again),
+        # Not where the next tick has something pending to finish first, and makes another call.
+        "twice": tuple(
+            Case((tick, tick), shards=shards)
+            for tick in again
+            if not faults.play(subject, (tick, tick), shards=shards).unmet
+        ),
         "retry": tuple(
             Case((first, then), shards=shards)
             for first in _closing(subject, ends, shards)

@@ -640,18 +640,6 @@ def test_other_shapes_are_refused_and_left_untouched(build: Callable[[], Any]) -
     assert dict(getattr(found, "__dict__", {})) == state
 
 
-def test_repr_says_who_holds() -> None:
-    """One line: live deadlines, and who holds."""
-    registry = RequestDeadlineRegistry()
-    registry.add(BareDeadline())
-    assert repr(registry) == "<RequestDeadlineRegistry: 1 live, running>"
-    registry.suspend("gym_checkpoint")
-    registry.suspend()
-    assert repr(registry) == (
-        "<RequestDeadlineRegistry: 1 live, held by gym_checkpoint, generation_stand_down>"
-    )
-
-
 def test_works_where_no_loop_runs() -> None:
     """Outside of a loop names and times work on the monotonic clock."""
     registry, deadline = RequestDeadlineRegistry(), BareDeadline()

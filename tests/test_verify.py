@@ -241,7 +241,7 @@ def test_two_shards_are_asked_side_by_side(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version C with two shards stalls and is fixed as with one, and makes its folders elsewhere."""
-    tree = make_tree(tmp_path / "tree", "C")
+    tree, fixed = make_tree(tmp_path / "tree", "C"), applied_tree(tmp_path / "fixed", "C")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -250,6 +250,7 @@ def test_two_shards_are_asked_side_by_side(
     assert (code, found["verdict"]) == (0, "fixed")
     prepares = {event["who"] for event in found["after"]["events"] if event["kind"] == "prepare_ready"}
     assert prepares == {"Gym prepare", "Gym 2 prepare"}
+    assert verify_json(capsys, "--rl", fixed, "--shards", "2")[1]["verdict"] == "already_fixed"
     assert list(Path.cwd().iterdir()) == []
 
 

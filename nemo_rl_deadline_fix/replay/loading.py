@@ -79,13 +79,7 @@ def stand_ins(controller: ModuleType) -> Iterator[Callable[[Any, Any], None]]:
         What initialises a bare controller, as a checkout's subject has it.
     """
     tree, world = parse(Path(str(controller.__file__))), vars(controller)
-    foreign = {
-        alias.asname or alias.name.partition(".")[0]
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-        if not _is_stdlib(node.module or "" if isinstance(node, ast.ImportFrom) else alias.name)
-    }
+    foreign = _foreign_names(tree)
     before = {
         name: value
         for name, value in world.items()
@@ -133,17 +127,7 @@ def initialiser(tree: ast.Module, world: dict[str, Any]) -> Callable[[Any, Any],
     usable = {name for name, value in world.items() if _is_harmless(value, world["__name__"])}
     usable |= {"self", "master_config", *dir(builtins)} - _NOT_BUILTINS
     init = methods(tree, targets.CONTROLLER_CLASS).get("__init__")
-    steps = []
-    for node in init.body if init else []:
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            # Outside of its function an annotation would be evaluated.
-            node = ast.copy_location(ast.Assign([node.target], node.value), node)
-        names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
-        stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        counts = isinstance(node, ast.Assign) or _is_call_on_attribute(node)
-        if counts and {name.id for name in names} - stored <= usable:
-            usable |= stored
-            steps.append(_compiled(node, "__init__"))
+    steps = list(_steps(init.body if init else [], usable))
 
     def initialise(controller: Any, config: Any) -> None:
         scope = {**world, "self": controller, "master_config": config}
@@ -269,6 +253,31 @@ def _reached(
             seen.add(name)
             yield functions[name]
             pending += [node.attr for node in ast.walk(functions[name]) if isinstance(node, ast.Attribute)]
+
+
+def _steps(nodes: Iterable[ast.stmt], usable: set[str]) -> Iterator[CodeType]:
+    """The assignments and calls on attributes that use nothing but usable names, which they add to."""
+    for node in nodes:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            # Outside of its function an annotation would be evaluated.
+            node = ast.copy_location(ast.Assign([node.target], node.value), node)
+        names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+        stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        harmless = {name.id for name in names} <= usable | stored
+        if harmless and (isinstance(node, ast.Assign) or _is_call_on_attribute(node)):
+            usable |= stored
+            yield _compiled(node, "__init__")
+
+
+def _foreign_names(tree: ast.Module) -> set[str]:
+    """Names under which a file imports what is not in the standard library."""
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if not _is_stdlib((node.module or "") if isinstance(node, ast.ImportFrom) else alias.name)
+    }
 
 
 def _is_call_on_attribute(node: ast.stmt) -> bool:

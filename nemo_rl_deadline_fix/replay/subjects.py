@@ -133,6 +133,6 @@ def cannot_simulate(path: str, found: str | BaseException) -> UnsupportedTargetE
     return UnsupportedTargetError(
         f"cannot simulate a snapshot on {path or 'this target'}",
         found=found,
-        supported="the controller, registry and deadline of NeMo RL's Gym snapshots as of pin 98b3b6c",
+        supported="a controller, registry and deadline like those of NeMo RL's pin 98b3b6c",
         advice=f"run `nemo-rl-deadline-fix check {path or 'PATH'}` and report what both print",
     )

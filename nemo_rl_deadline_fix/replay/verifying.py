@@ -24,9 +24,6 @@ from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 if TYPE_CHECKING:
     from nemo_rl_deadline_fix.source import TreeReport
 
-_COORDINATOR = "RolloutDispatchAdmissionGate"
-"""In the manager of NeMo RL's newer line, whose snapshots have no gate that the fix could follow."""
-
 
 def of_embedded(parameters: Parameters) -> Verification:
     """Verify the fix on the embedded model."""
@@ -45,10 +42,10 @@ def of_checkout(path: Path, parameters: Parameters) -> Verification:
         InvalidInputError: The path is no checkout, or a file cannot be read.
         UnsupportedTargetError: The code cannot be simulated.
     """
-    from nemo_rl_deadline_fix.source import survey
+    from nemo_rl_deadline_fix.source import Line, survey
 
     tree = survey(path)
-    if not _can_be_simulated(tree):
+    if tree.line is not Line.GATE:
         return _by_survey("checkout", tree, parameters)
     return _verify(subject_of(path), parameters, lambda subject: nullcontext(subjects.fixed(subject)))
 
@@ -60,10 +57,10 @@ def of_installed(parameters: Parameters) -> Verification:
         UnsupportedTargetError: NeMo RL cannot be imported, or cannot be simulated.
     """
     from nemo_rl_deadline_fix import installing
-    from nemo_rl_deadline_fix.source import survey
+    from nemo_rl_deadline_fix.source import Line, survey
 
     tree = survey(_installed_package())
-    if not _can_be_simulated(tree):
+    if tree.line is not Line.GATE:
         return _by_survey("installed", tree, parameters)
 
     @contextmanager
@@ -133,27 +130,17 @@ def _verify(
     if why_not is None:
         with with_fix(subject) as fixed:
             runs[Form.CLOCKS] = _simulate(fixed, parameters)
+    # Code that does not stall may be fixed, or the numbers stall nothing. The embedded model has no shards.
+    stalls = why_not is None or _simulate(subjects.embedded(), replace(parameters, shards=1)).stalls
     return Verification(
         subject.kind,
         subject.path,
         parameters,
         files=subject.files,
         runs=runs,
-        # Code that does not stall may be fixed, or the numbers may stall nothing.
-        stalls_elsewhere=why_not is None
-        or _simulate(subjects.embedded(), replace(parameters, shards=1)).stalls,
+        stalls_elsewhere=stalls,
         detail=why_not or "",
     )
-
-
-def _can_be_simulated(tree: TreeReport) -> bool:
-    """Whether a tree has the gate's line of snapshots, whatever state the survey found it in."""
-    from nemo_rl_deadline_fix.replay.loading import methods, parse
-
-    if tree.controller is None or tree.manager is None:
-        return False
-    gate = targets.PREPARE in methods(parse(tree.controller), targets.CONTROLLER_CLASS)
-    return gate and not methods(parse(tree.manager), _COORDINATOR)
 
 
 def _by_survey(kind: str, tree: TreeReport, parameters: Parameters) -> Verification:
