@@ -8,32 +8,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from nemo_rl_deadline_fix.replay.clock import now
-from nemo_rl_deadline_fix.replay.records import EventKind, Record
+from nemo_rl_deadline_fix.replay.records import EventKind, Timeline
 
 RETRY_S = 0.1
 """How often RL's Gym actor asks again after a "not ready", in seconds."""
 
 
-class ExecutionState(StrEnum):
-    """State of one `/run`."""
+class State(StrEnum):
+    """State of one `/run`; the values are the words used in timelines and in JSON."""
 
+    NOT_STARTED = "not started"
     RUNNING = "running"
     PARK_REQUESTED = "park_requested"
     PARKED = "parked"
     COMPLETED = "completed"
+    ACKNOWLEDGED = "acknowledged"
 
 
 @dataclass
 class Execution:
     """One try of one rollout inside Gym."""
 
-    index: int
-    state: ExecutionState = ExecutionState.RUNNING
+    state: State = State.RUNNING
     awake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -67,14 +70,12 @@ class Committed:
 class Participant:
     """The executions of one agent server, parked at turn boundaries while a snapshot is taken."""
 
-    def __init__(self, record: Record, who: str = "Gym /run") -> None:
+    def __init__(self, record: Timeline, who: str = "Gym /run") -> None:
         self._record = record
         self._who = who
         self._changed = asyncio.Condition()
         self._accepting = True
-        self._live: dict[int, Execution] = {}
-        self._acknowledged: set[int] = set()
-        self.finished = 0
+        self._executions: dict[int, Execution] = {}
 
     async def run(self, index: int, work_s: float, turn_s: float) -> float:
         """Run one try to its end, turn by turn; its reply is kept until it is ACKed.
@@ -90,19 +91,18 @@ class Participant:
         Raises:
             RuntimeError: Admission is closed, or this try ran before.
         """
-        if not self._accepting or index in self._live or index in self._acknowledged:
+        if not self._accepting or index in self._executions:
             raise RuntimeError(f"Gym refuses try {index}")
-        execution = self._live[index] = Execution(index)
+        execution = self._executions[index] = Execution()
         self._record(self._who, f"try {index} starts", EventKind.RUN_STARTS, index)
         left = work_s
         while left > 0:
             turn = min(turn_s, left)
             await asyncio.sleep(turn)
             left -= turn
-            if left > 0 and execution.state is ExecutionState.PARK_REQUESTED:
-                await self._park(execution)
-        await self._set(execution, ExecutionState.COMPLETED)
-        self.finished += 1
+            if left > 0 and execution.state is State.PARK_REQUESTED:
+                await self._park(index, execution)
+        await self._set(execution, State.COMPLETED)
         what = f"try {index} finishes; its reply is kept until it is ACKed"
         self._record(self._who, what, EventKind.RUN_FINISHES, index)
         return 1.0
@@ -110,23 +110,18 @@ class Participant:
     async def prepare(self, deadline_ts: float) -> Prepared:
         """Close admission, ask everyone to park, and wait until nothing runs or time is up."""
         self._accepting = False
-        for execution in self._live.values():
-            if execution.state is ExecutionState.RUNNING:
-                execution.state = ExecutionState.PARK_REQUESTED
+        self._turn(State.RUNNING, State.PARK_REQUESTED)
         async with self._changed:
-            while self.report().running and (left := deadline_ts - now()) > 0:
-                try:
+            while (report := self.report()).running and (left := deadline_ts - now()) > 0:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), left)
-                except TimeoutError:
-                    break
-        return self.report()
+        return report
 
     def resume(self) -> None:
         """Reopen admission and wake everyone who is parked."""
         self._accepting = True
-        for execution in self._live.values():
-            if execution.state is ExecutionState.PARK_REQUESTED:
-                execution.state = ExecutionState.RUNNING
+        self._turn(State.PARK_REQUESTED, State.RUNNING)
+        for execution in self._executions.values():
             execution.awake.set()
 
     def acknowledge(self, index: int) -> None:
@@ -135,62 +130,58 @@ class Participant:
         Raises:
             RuntimeError: There is none for this try.
         """
-        if index in self._acknowledged:
-            return
-        if self.state(index) != ExecutionState.COMPLETED:
+        if self.state(index) is not State.COMPLETED:
             raise RuntimeError(f"Gym has no completed reply of try {index}")
-        del self._live[index]
-        self._acknowledged.add(index)
+        self._executions[index].state = State.ACKNOWLEDGED
         self._record(self._who, f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
 
-    def state(self, index: int) -> str:
-        """State of a try by its word; "not started" before it has one, "acknowledged" after the last."""
-        if index in self._acknowledged:
-            return "acknowledged"
-        execution = self._live.get(index)
-        return str(execution.state) if execution else "not started"
+    def state(self, index: int) -> State:
+        """State of a try."""
+        return self._executions[index].state if index in self._executions else State.NOT_STARTED
+
+    def count(self, *states: State) -> int:
+        """How many executions are in one of some states."""
+        return sum(execution.state in states for execution in self._executions.values())
 
     def report(self) -> Prepared:
         """How many executions stand where."""
-        states = [execution.state for execution in self._live.values()]
         return Prepared(
-            running=states.count(ExecutionState.RUNNING) + states.count(ExecutionState.PARK_REQUESTED),
-            parked=states.count(ExecutionState.PARKED),
-            completed_unacknowledged=states.count(ExecutionState.COMPLETED),
+            running=self.count(State.RUNNING, State.PARK_REQUESTED),
+            parked=self.count(State.PARKED),
+            completed_unacknowledged=self.count(State.COMPLETED),
         )
 
-    async def _park(self, execution: Execution) -> None:
+    def _turn(self, state: State, into: State) -> None:
+        for execution in self._executions.values():
+            if execution.state is state:
+                execution.state = into
+
+    async def _park(self, index: int, execution: Execution) -> None:
         execution.awake.clear()
-        await self._set(execution, ExecutionState.PARKED)
-        index = execution.index
+        await self._set(execution, State.PARKED)
         self._record(self._who, f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
         await execution.awake.wait()
-        await self._set(execution, ExecutionState.RUNNING)
+        await self._set(execution, State.RUNNING)
         self._record(self._who, f"try {index} resumes", EventKind.RUN_RESUMES, index)
 
-    async def _set(self, execution: Execution, state: ExecutionState) -> None:
+    async def _set(self, execution: Execution, state: State) -> None:
         execution.state = state
         async with self._changed:
             self._changed.notify_all()
 
 
 class Remote:
-    """A method of an actor: what `.remote(...)` returns makes the call when it is awaited."""
+    """A method of an actor: what `.remote(...)` returns makes the call when it is awaited, and not before."""
 
-    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
-        self._method = method
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
 
-    def remote(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+    def remote(self, *args: Any, **kwargs: Any) -> Remote:
         """The call; one that nobody awaits, because something failed before, is not made."""
-        return _Call(lambda: self._method(*args, **kwargs))
-
-
-class _Call(Awaitable[Any]):
-    def __init__(self, start: Callable[[], Awaitable[Any]]) -> None:
-        self._start = start
+        return Remote(partial(self._call, *args, **kwargs))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._start().__await__()
+        return self._call().__await__()
 
 
 class GymActor:
@@ -199,7 +190,7 @@ class GymActor:
     Args:
         participant: The one agent server behind it.
         record: Takes an event for the timeline.
-        commit_until: Returns, when a commit begins, at what time it ends (seconds of the simulation).
+        commits_until: Returns, when a commit begins, at what time it ends (seconds of the simulation).
         prepared: Called with every last report of a prepare.
         who: What its events begin with.
     """
@@ -207,14 +198,14 @@ class GymActor:
     def __init__(
         self,
         participant: Participant,
-        record: Record,
-        commit_until: Callable[[], float],
+        record: Timeline,
+        commits_until: Callable[[], float],
         prepared: Callable[[Prepared], None],
         who: str = "Gym",
     ) -> None:
         self._participant = participant
         self._record = record
-        self._commit_until = commit_until
+        self._commits_until = commits_until
         self._prepared = prepared
         self._who = who
         self._dispatch_open = asyncio.Event()
@@ -261,7 +252,7 @@ class GymActor:
         self._record(f"{self._who} prepare", f"{what} ({counts})", kind)
 
     async def _commit(self, checkpoint_id: str, *_: Any) -> Committed:
-        await asyncio.sleep(max(0.0, self._commit_until() - now()))
+        await asyncio.sleep(max(0.0, self._commits_until() - now()))
         return Committed(checkpoint_id)
 
     async def _resume(self, checkpoint_id: str, *_: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+
+from nemo_rl_deadline_fix.replay.clock import now
 
 
 class EventKind(StrEnum):
@@ -51,11 +52,12 @@ class Event:
     number: int | None = None
 
 
-class Record(Protocol):
-    """Puts an event of this moment on the timeline."""
+class Timeline(list[Event]):
+    """The events of a simulation, which is called with the fields of one that happens now."""
 
     def __call__(self, who: str, what: str, kind: EventKind, number: int | None = None) -> None:
-        """Take an event's fields; the timeline knows the time."""
+        """Add an event of this moment."""
+        self.append(Event(now(), who, what, kind, number))
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,7 @@ class Replay:
         if self.stalls:
             failed = f"the snapshot at {self.snapshots[-1].at:g} s failed on a reply that nobody had ACKed"
             late = [attempt.index for attempt in self.attempts if attempt.outcome == "timeout"]
-            if not late:
-                return failed
-            return (
-                f"{failed}: try {late[0]} was too slow for its budget while it ran, which strands its reply "
-                "with the fix as without it"
-            )
-        if self.holders_left:
-            return f"the clocks are still held by {', '.join(self.holders_left)}"
-        return ""
+            slow = "was too slow for its budget while it ran, which strands its reply, fix or no fix"
+            return f"{failed}: try {late[0]} {slow}" if late else failed
+        held = ", ".join(self.holders_left)
+        return f"the clocks are still held by {held}" if held else ""
