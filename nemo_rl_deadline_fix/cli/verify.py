@@ -176,14 +176,9 @@ def _as_json(result: Verification) -> dict[str, Any]:
 def _run_as_json(run: Replay | None) -> dict[str, Any] | None:
     if run is None:
         return None
-    return {
-        "snapshots": [asdict(snapshot) for snapshot in run.snapshots],
-        "attempts": [asdict(attempt) for attempt in run.attempts],
-        "bodies": {"started": run.bodies_started, "finished": run.bodies_finished},
-        "holders_left": list(run.holders_left),
-        "events": [asdict(event) for event in run.events],
-        "scratch_run": _scratch_run(run),
-    }
+    fields = asdict(run)
+    bodies = {end: fields.pop(f"bodies_{end}") for end in ("started", "finished")}
+    return {**fields, "bodies": bodies, "scratch_run": _scratch_run(run)}
 
 
 def _scratch_run(run: Replay) -> list[str]:

@@ -7,9 +7,9 @@ stands for servers and actors that need a cluster; the classes under test are RL
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -32,17 +32,9 @@ class State(StrEnum):
     ACKNOWLEDGED = "acknowledged"
 
 
-@dataclass
-class Execution:
-    """One try of one rollout inside Gym."""
-
-    state: State = State.RUNNING
-    awake: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 @dataclass(frozen=True)
 class Prepared:
-    """What a prepare comes to: how many executions stand where; with an id it is the Gym actor's answer."""
+    """What a prepare comes to: how many runs stand where; with an id it is the Gym actor's answer."""
 
     running: int
     parked: int
@@ -68,14 +60,14 @@ class Committed:
 
 
 class Participant:
-    """The executions of one agent server, parked at turn boundaries while a snapshot is taken."""
+    """The runs of one agent server, parked at turn boundaries while a snapshot is taken."""
 
-    def __init__(self, record: Timeline, who: str = "Gym /run") -> None:
-        self._record = record
-        self._who = who
-        self._changed = asyncio.Condition()
-        self._accepting = True
-        self._executions: dict[int, Execution] = {}
+    def __init__(self, record: Timeline) -> None:
+        self._record = partial(record, "Gym /run")
+        self._states: dict[int, State] = {}
+        self._changed = asyncio.Event()
+        self._accepting = asyncio.Event()
+        self._accepting.set()
 
     async def run(self, index: int, work_s: float, turn_s: float) -> float:
         """Run one try to its end, turn by turn; its reply is kept until it is ACKed.
@@ -91,38 +83,39 @@ class Participant:
         Raises:
             RuntimeError: Admission is closed, or this try ran before.
         """
-        if not self._accepting or index in self._executions:
+        if not self._accepting.is_set() or index in self._states:
             raise RuntimeError(f"Gym refuses try {index}")
-        execution = self._executions[index] = Execution()
-        self._record(self._who, f"try {index} starts", EventKind.RUN_STARTS, index)
-        left = work_s
-        while left > 0:
-            turn = min(turn_s, left)
+        self._set(index, State.RUNNING)
+        self._record(f"try {index} starts", EventKind.RUN_STARTS, index)
+        while work_s > 0:
+            turn = min(turn_s, work_s)
             await asyncio.sleep(turn)
-            left -= turn
-            if left > 0 and execution.state is State.PARK_REQUESTED:
-                await self._park(index, execution)
-        await self._set(execution, State.COMPLETED)
+            work_s -= turn
+            if work_s > 0 and self.state(index) is State.PARK_REQUESTED:
+                self._set(index, State.PARKED)
+                self._record(f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
+                await self._accepting.wait()
+                self._set(index, State.RUNNING)
+                self._record(f"try {index} resumes", EventKind.RUN_RESUMES, index)
+        self._set(index, State.COMPLETED)
         what = f"try {index} finishes; its reply is kept until it is ACKed"
-        self._record(self._who, what, EventKind.RUN_FINISHES, index)
+        self._record(what, EventKind.RUN_FINISHES, index)
         return 1.0
 
     async def prepare(self, deadline_ts: float) -> Prepared:
         """Close admission, ask everyone to park, and wait until nothing runs or time is up."""
-        self._accepting = False
+        self._accepting.clear()
         self._turn(State.RUNNING, State.PARK_REQUESTED)
-        async with self._changed:
-            while (report := self.report()).running and (left := deadline_ts - now()) > 0:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), left)
+        while (report := self.report()).running and (left := deadline_ts - now()) > 0:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
         return report
 
     def resume(self) -> None:
         """Reopen admission and wake everyone who is parked."""
-        self._accepting = True
+        self._accepting.set()
         self._turn(State.PARK_REQUESTED, State.RUNNING)
-        for execution in self._executions.values():
-            execution.awake.set()
 
     def acknowledge(self, index: int) -> None:
         """Release a kept reply.
@@ -132,19 +125,19 @@ class Participant:
         """
         if self.state(index) is not State.COMPLETED:
             raise RuntimeError(f"Gym has no completed reply of try {index}")
-        self._executions[index].state = State.ACKNOWLEDGED
-        self._record(self._who, f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
+        self._set(index, State.ACKNOWLEDGED)
+        self._record(f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
 
     def state(self, index: int) -> State:
         """State of a try."""
-        return self._executions[index].state if index in self._executions else State.NOT_STARTED
+        return self._states.get(index, State.NOT_STARTED)
 
     def count(self, *states: State) -> int:
-        """How many executions are in one of some states."""
-        return sum(execution.state in states for execution in self._executions.values())
+        """How many tries are in one of some states."""
+        return sum(state in states for state in self._states.values())
 
     def report(self) -> Prepared:
-        """How many executions stand where."""
+        """How many runs stand where."""
         return Prepared(
             running=self.count(State.RUNNING, State.PARK_REQUESTED),
             parked=self.count(State.PARKED),
@@ -152,22 +145,11 @@ class Participant:
         )
 
     def _turn(self, state: State, into: State) -> None:
-        for execution in self._executions.values():
-            if execution.state is state:
-                execution.state = into
+        self._states.update({index: into for index, now_in in self._states.items() if now_in is state})
 
-    async def _park(self, index: int, execution: Execution) -> None:
-        execution.awake.clear()
-        await self._set(execution, State.PARKED)
-        self._record(self._who, f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
-        await execution.awake.wait()
-        await self._set(execution, State.RUNNING)
-        self._record(self._who, f"try {index} resumes", EventKind.RUN_RESUMES, index)
-
-    async def _set(self, execution: Execution, state: State) -> None:
-        execution.state = state
-        async with self._changed:
-            self._changed.notify_all()
+    def _set(self, index: int, state: State) -> None:
+        self._states[index] = state
+        self._changed.set()
 
 
 class Remote:
@@ -184,10 +166,11 @@ class Remote:
         return self._call().__await__()
 
 
+@dataclass
 class GymActor:
     """RL's actor in front of one shard of Gym, with the calls that the controller makes of it.
 
-    Args:
+    Attributes:
         participant: The one agent server behind it.
         record: Takes an event for the timeline.
         commits_until: Returns, when a commit begins, at what time it ends (seconds of the simulation).
@@ -195,39 +178,32 @@ class GymActor:
         who: What its events begin with.
     """
 
-    def __init__(
-        self,
-        participant: Participant,
-        record: Timeline,
-        commits_until: Callable[[], float],
-        prepared: Callable[[Prepared], None],
-        who: str = "Gym",
-    ) -> None:
-        self._participant = participant
-        self._record = record
-        self._commits_until = commits_until
-        self._prepared = prepared
-        self._who = who
+    participant: Participant
+    record: Timeline
+    commits_until: Callable[[], float]
+    prepared: Callable[[Prepared], None]
+    who: str = "Gym"
+
+    def __post_init__(self) -> None:
         self._dispatch_open = asyncio.Event()
         self._dispatch_open.set()
         self.prepare_checkpoint = Remote(self._prepare)
         self.commit_checkpoint = Remote(self._commit)
-        self.resume_checkpoint = Remote(self._resume)
-        self.abort_checkpoint = Remote(self._resume)
+        self.resume_checkpoint = self.abort_checkpoint = Remote(self._resume)
 
     async def run_rollout(self, index: int, work_s: float, turn_s: float) -> float:
         """Send a try to Gym; sent during a snapshot it waits here until that is over."""
         if not self._dispatch_open.is_set():
             what = f"try {index} waits until the snapshot is over"
-            self._record(f"{self._who} actor", what, EventKind.RUN_WAITS, index)
+            self.record(f"{self.who} actor", what, EventKind.RUN_WAITS, index)
         await self._dispatch_open.wait()
-        return await self._participant.run(index, work_s, turn_s)
+        return await self.participant.run(index, work_s, turn_s)
 
     async def _prepare(self, checkpoint_id: str, deadline_ts: float) -> Prepared:
         self._dispatch_open.clear()
         asked_before = False
         while True:
-            report = await self._participant.prepare(deadline_ts)
+            report = await self.participant.prepare(deadline_ts)
             left = deadline_ts - now()
             if report.ready_to_commit or left <= 0:
                 break
@@ -236,7 +212,7 @@ class GymActor:
                 self._record_prepare(report, "not ready, asks again", EventKind.PREPARE_NOT_READY)
                 asked_before = True
             await asyncio.sleep(min(RETRY_S, left))
-        self._prepared(report)
+        self.prepared(report)
         if report.ready_to_commit:
             self._record_prepare(report, "ready", EventKind.PREPARE_READY)
             return replace(report, checkpoint_id=checkpoint_id)
@@ -249,23 +225,12 @@ class GymActor:
 
     def _record_prepare(self, report: Prepared, what: str, kind: EventKind) -> None:
         counts = f"{report.parked} parked, {report.completed_unacknowledged} not ACKed"
-        self._record(f"{self._who} prepare", f"{what} ({counts})", kind)
+        self.record(f"{self.who} prepare", f"{what} ({counts})", kind)
 
     async def _commit(self, checkpoint_id: str, *_: Any) -> Committed:
-        await asyncio.sleep(max(0.0, self._commits_until() - now()))
+        await asyncio.sleep(max(0.0, self.commits_until() - now()))
         return Committed(checkpoint_id)
 
     async def _resume(self, checkpoint_id: str, *_: Any) -> None:
-        self._participant.resume()
+        self.participant.resume()
         self._dispatch_open.set()
-
-
-class GymShards:
-    """What a controller of sharded Gym asks for: all actors by label, and each one's folder in a snapshot."""
-
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.checkpoint_instances = tuple((f"gym-{number}", actor) for number, actor in enumerate(actors))
-
-    def checkpoint_relative_dir(self, label: str) -> str:
-        """The shard's folder below the snapshot's."""
-        return label

@@ -178,22 +178,19 @@ def _init_of(tree: ast.Module) -> list[ast.stmt]:
 def _steps(nodes: Iterable[ast.stmt], usable: set[str]) -> Iterator[CodeType]:
     """The assignments and calls on attributes that use nothing but usable names, which they add to."""
     for node in nodes:
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            # Outside of its function an annotation would be evaluated.
-            node = ast.copy_location(ast.Assign([node.target], node.value), node)
+        match node:
+            case ast.AnnAssign(target, _, ast.expr() as value):
+                # Outside of its function an annotation would be evaluated.
+                node = ast.copy_location(ast.Assign([target], value), node)
+            case ast.Assign() | ast.Expr(ast.Call(ast.Attribute(ast.Attribute()))):
+                pass
+            case _:
+                continue
         names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
         stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        harmless = {name.id for name in names} <= usable | stored
-        if harmless and (isinstance(node, ast.Assign) or _is_call_on_attribute(node)):
+        if {name.id for name in names} <= usable | stored:
             usable |= stored
             yield _compiled(node, "__init__")
-
-
-def _is_call_on_attribute(node: ast.stmt) -> bool:
-    """Whether this is `self.attribute.method(...)`."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    method = call.func if isinstance(call, ast.Call) else None
-    return isinstance(method, ast.Attribute) and isinstance(method.value, ast.Attribute)
 
 
 def _is_harmless(value: Any, own: str) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.replay import rl
-from nemo_rl_deadline_fix.replay.gym import GymShards
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.wrapping import patch
 
@@ -105,7 +104,10 @@ def build_controller(
         generation_prefix_cuts_enabled=False,
     )
     config = _Settings(rollout_checkpointing=_Settings(gym=snapshots))
-    shards = GymShards(gym)
+    shards = SimpleNamespace(
+        checkpoint_instances=tuple((f"gym-{number}", actor) for number, actor in enumerate(gym)),
+        checkpoint_relative_dir=lambda label: label,
+    )
     controller: Any = object.__new__(subject.controller)
     subject.initialise(controller, config)
     vars(controller).update(
