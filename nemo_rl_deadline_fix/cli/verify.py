@@ -177,7 +177,7 @@ def _run_as_json(run: Replay | None) -> dict[str, Any] | None:
     if run is None:
         return None
     fields = asdict(run)
-    bodies = {end: fields.pop(f"bodies_{end}") for end in ("started", "finished")}
+    bodies = {"started": run.bodies_started, "finished": fields.pop("bodies_finished")}
     return {**fields, "bodies": bodies, "scratch_run": _scratch_run(run)}
 
 

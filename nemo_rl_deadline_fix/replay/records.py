@@ -42,7 +42,7 @@ class Event:
         who: The actor.
         what: What it does, in words.
         kind: The same for programs.
-        number: The try's index or the snapshot's number, where the event is about one.
+        number: The try's or the snapshot's, where the event is about one.
     """
 
     at: float
@@ -89,25 +89,19 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Replay:
-    """What happened in one simulation.
-
-    Attributes:
-        events: The timeline.
-        snapshots: The snapshots in order.
-        attempts: The tries of the one rollout in order.
-        bodies_started: Number of tries that RL sent to Gym.
-        bodies_finished: Number of those that Gym ran to their end.
-        holders_left: Who still holds the clocks when all is over.
-        telemetry: What the controller logged.
-    """
+    """What happened in one simulation, up to who still holds the clocks when all is over."""
 
     events: tuple[Event, ...]
     snapshots: tuple[Snapshot, ...]
     attempts: tuple[Attempt, ...]
-    bodies_started: int
     bodies_finished: int
     holders_left: tuple[str, ...]
     telemetry: tuple[dict[str, float], ...]
+
+    @property
+    def bodies_started(self) -> int:
+        """How many tries RL sent to Gym; each runs to its end there, whether RL reads its reply or not."""
+        return len(self.attempts)
 
     @property
     def stalls(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,31 +60,28 @@ class Simulation:
         self._suspended_at_report = False
         self._commits_until = 0.0
         self._bodies: set[asyncio.Task[float]] = set()
-        self._sealed: list[int] = []
-        self._participant = Participant(self._record)
-        participants = [self._participant, *(Participant(self._record) for _ in range(1, parameters.shards))]
-        actors = [
-            GymActor(
-                participant,
-                self._record,
-                commits_until=lambda: self._commits_until,
-                prepared=self._prepared,
-                who=f"Gym {number}" if number > 1 else "Gym",
-            )
-            for number, participant in enumerate(participants, 1)
-        ]
-        self._gym = actors[0]
+        gyms = [self._gym(number) for number in range(1, parameters.shards + 1)]
+        self._actor, self._participant = gyms[0], gyms[0].participant
         self._controller = build_controller(
             subject,
-            actors,
+            gyms,
             parameters,
             gate=_Gate(self._record),
-            acknowledge=self._acknowledge,
+            acknowledge=_flush,
             telemetry=self._telemetry,
         )
         self._manager = getattr(self._controller, targets.MANAGER)
         self._registry = getattr(self._manager, targets.REGISTRY)
         self._deadline = _recorded(subject.deadline, self._record)
+
+    def _gym(self, number: int) -> GymActor:
+        return GymActor(
+            Participant(self._record),
+            self._record,
+            commits_until=lambda: self._commits_until,
+            prepared=self._prepared,
+            who=f"Gym {number}" if number > 1 else "Gym",
+        )
 
     async def run(self) -> Replay:
         """Run to the end of the last snapshot and of every try; once per object."""
@@ -104,7 +102,6 @@ class Simulation:
             events=tuple(self._record),
             snapshots=tuple(self._snapshots),
             attempts=tuple(attempts),
-            bodies_started=len(self._bodies),
             bodies_finished=self._participant.count(State.COMPLETED, State.ACKNOWLEDGED),
             holders_left=holders_left(self._registry),
             telemetry=tuple(self._telemetry),
@@ -112,37 +109,30 @@ class Simulation:
 
     async def _rollout(self) -> None:
         """RL's stream: read a try until its budget is spent, then leave it and start the next."""
-        parameters = self._parameters
         for index in range(MAX_TRIES):
-            who = f"RL try {index}"
-            self._record(who, f"starts with a budget of {parameters.budget:g} s", EventKind.TRY_STARTS, index)
-            # A streaming call runs to its end in Gym's actor, whether RL reads on or not.
-            body = asyncio.create_task(
-                self._gym.run_rollout(index, parameters.work_of(index), parameters.turn)
-            )
-            self._bodies.add(body)
-            deadline = self._deadline(parameters.budget, "NeMo-Gym prompt group", registry=self._registry)
-            try:
-                async with deadline:
-                    reward = await asyncio.shield(body)
-            except self._subject.timeout as error:
-                state = self._participant.state(index)
-                what = f"deadline fires while {state}: RL stops reading"
-                self._record(who, what, EventKind.DEADLINE_FIRES, index)
-                self._attempts.append(Attempt(index, "timeout", now(), state, None, False, str(error)))
-                continue
-            self._record(who, f"reply with reward {reward:g}, sealed", EventKind.REPLY_READ, index)
-            self._attempts.append(Attempt(index, "reply", now(), None, reward, False, ""))
-            self._sealed.append(index)
-            await self._acknowledge()
-            return
+            attempt = await self._try(index, partial(self._record, f"RL try {index}"))
+            self._attempts.append(attempt)
+            if attempt.outcome == "reply":
+                self._participant.acknowledge(index)
+                return
 
-    async def _acknowledge(self) -> int:
-        """Send every sealed reply's ACK, as RL does after a seal and again before a snapshot."""
-        count = len(self._sealed)
-        while self._sealed:
-            self._participant.acknowledge(self._sealed.pop())
-        return count
+    async def _try(self, index: int, record: Callable[..., None]) -> Attempt:
+        budget = self._parameters.budget
+        record(f"starts with a budget of {budget:g} s", EventKind.TRY_STARTS, index)
+        # A streaming call runs to its end in Gym's actor, whether RL reads on or not.
+        body = asyncio.create_task(
+            self._actor.run_rollout(index, self._parameters.work_of(index), self._parameters.turn)
+        )
+        self._bodies.add(body)
+        try:
+            async with self._deadline(budget, "NeMo-Gym prompt group", registry=self._registry):
+                reward = await asyncio.shield(body)
+        except self._subject.timeout as error:
+            state = self._participant.state(index)
+            record(f"deadline fires while {state}: RL stops reading", EventKind.DEADLINE_FIRES, index)
+            return Attempt(index, "timeout", now(), state, None, False, str(error))
+        record(f"reply with reward {reward:g}, sealed", EventKind.REPLY_READ, index)
+        return Attempt(index, "reply", now(), None, reward, False, "")
 
     async def _snapshot(self, number: int, at: float, lasts: float) -> None:
         """Take a snapshot at a time, or as soon as the one before is over."""
@@ -223,6 +213,11 @@ async def finish_pending(controller: Any) -> None:
         await controller._abort_prepared_gym_checkpoint(abort.checkpoint_id)
     if (release := controller._pending_gym_checkpoint_release) is not None:
         await controller._release_committed_gym_checkpoint(release)
+
+
+async def _flush() -> int:
+    """How many ACKs a snapshot has to send first: none, because every seal is followed by its own."""
+    return 0
 
 
 class _Gate(asyncio.Event):

@@ -92,9 +92,6 @@ def build_controller(
         gate: The gate of Gym snapshots, open.
         acknowledge: Stands for the flush of ACKs.
         telemetry: Takes the metrics that the controller logs.
-
-    Returns:
-        The controller, before a manager that has nothing but the registry.
     """
     manager: Any = object.__new__(subject.manager)
     setattr(manager, targets.REGISTRY, subject.registry())
@@ -147,15 +144,7 @@ def leaf(error: BaseException) -> BaseException:
 
 
 def cannot_simulate(path: str, found: str | BaseException) -> UnsupportedTargetError:
-    """The error for code that a simulation cannot run.
-
-    Args:
-        path: The code's file or tree; "" for none.
-        found: What was found there, or the error that it ended with.
-
-    Returns:
-        The error, to be raised.
-    """
+    """The error for code that cannot be run, with what was found, or the error that it ended with."""
     if isinstance(found, BaseException):
         cause = leaf(found)
         found = f"{type(cause).__name__}: {cause}"

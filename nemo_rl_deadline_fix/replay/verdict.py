@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     @property
     def exit_code(self) -> int:
         """0 for fine, 1 for a finding, 2 where that could not be told."""
-        return {self.STILL_STALLS: 1, self.OTHER_FORM: 1, self.UNDECIDED: 2}.get(self, 0)
+        return {Verdict.STILL_STALLS: 1, Verdict.OTHER_FORM: 1, Verdict.UNDECIDED: 2}.get(self, 0)
 
 
 _JUDGED = {
