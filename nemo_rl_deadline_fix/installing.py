@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from nemo_rl_deadline_fix import __version__, wrapping
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
-from nemo_rl_deadline_fix.observing import ClockReport, clocks, log
+from nemo_rl_deadline_fix.observing import ClockReport, clocks, log, stranded_so_far
 from nemo_rl_deadline_fix.shapes import Finding, Shape, classify, mentions
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
@@ -41,10 +41,12 @@ RESTARTS = (
     "restarts it, it comes back without"
 )
 IS_ON = "controller actors made from now on pause their rollout clocks during Gym snapshots"
+ACKNOWLEDGES = "what NeMo RL gives up on is acknowledged while a snapshot is prepared"
 TOO_LATE = "this actor was made without the fix: switch it on in the driver, before the actor is created"
 
 # wrapt's hooks cannot be taken back, so the one that waits asks the first flag when its time comes.
 _enabled = False
+_acknowledge = False
 _hook_waits = False
 # Two threads that install at once would wrap twice.
 _lock = threading.RLock()
@@ -70,29 +72,36 @@ class Report:
         detail: What was found, where the state needs it; else "".
         warnings: One line each.
         clocks: The rollout clocks that live in this process; in the controller actor, where they are.
+        stranded: What is done about replies that NeMo RL gives up on; "" where nothing is.
     """
 
     state: State
     detail: str = ""
     warnings: tuple[str, ...] = ()
     clocks: tuple[ClockReport, ...] = ()
+    stranded: str = ""
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         lines = [f"{CONTROLLER_MODULE}:{CONTROLLER_CLASS}: {self.state}{detail}"]
         lines += [f"warning: {text}" for text in self.warnings]
         wrapped = (
-            textwrap.wrap(line, 80, subsequent_indent="  ") for line in [*lines, *map(str, self.clocks)]
+            textwrap.wrap(line, 80, subsequent_indent="  ")
+            for line in [*lines, *map(str, self.clocks), self.stranded]
         )
         return "\n".join(line for part in wrapped for line in part)
 
 
-def install() -> Report:
+def install(acknowledge: bool | None = None) -> Report:
     """Switch the fix on in this process, for the controller actors it creates from now on.
 
     Call it in the driver, before `SingleControllerActor.remote(...)`; before or after NeMo RL is
     imported. Calling it again changes nothing. A controller module that was dropped from `sys.modules`
     and imported again needs another call.
+
+    Args:
+        acknowledge: Whether those actors also acknowledge in Gym, while they prepare a snapshot, the
+            finished replies that NeMo RL has given up on. None leaves it as it was: at first, off.
 
     Returns:
         `patched`; `pending` while NeMo RL's controller is not imported yet (it is patched when it is);
@@ -101,9 +110,10 @@ def install() -> Report:
     Raises:
         UnsupportedTargetError: The controller is imported and has an unknown shape; nothing was changed.
     """
-    global _enabled, _hook_waits
+    global _enabled, _acknowledge, _hook_waits
     with _lock:
         _enabled = True
+        _acknowledge = _acknowledge if acknowledge is None else acknowledge
         if CONTROLLER_MODULE not in sys.modules and not _hook_waits:
             from wrapt import register_post_import_hook
 
@@ -118,12 +128,13 @@ def install() -> Report:
     return report
 
 
-def on_import(module: ModuleType, *, announce: bool = True) -> Report:
+def on_import(module: ModuleType, *, announce: bool = True, acknowledge: bool | None = None) -> Report:
     """Switch the fix on for a controller module whose code has run, be it that its import has not ended.
 
     Args:
         module: `nemo_rl.algorithms.single_controller`.
         announce: Whether to log at INFO that it is on, where it was not before.
+        acknowledge: As for `install`.
 
     Returns:
         As `install`.
@@ -131,23 +142,31 @@ def on_import(module: ModuleType, *, announce: bool = True) -> Report:
     Raises:
         UnsupportedTargetError: The controller has an unknown shape; nothing was changed.
     """
+    global _acknowledge
     with _lock:
+        _acknowledge = _acknowledge if acknowledge is None else acknowledge
         warnings = _version_warnings()
         state, finding = _state(module)
         if state is State.UNSUPPORTED:
             raise wrapping.unsupported(finding.found, finding.advice)
-        unpatched = [one for one in _actors(module) if not wrapping.is_patched(one.controller)]
-        if state in (State.UNPATCHED, State.PATCHED) and unpatched and not finding.found:
-            for one in unpatched:
-                wrapping.patch(one.controller)
+        other = [
+            one
+            for one in _actors(module)
+            if not wrapping.is_patched(one.controller)
+            or wrapping.acknowledges(one.controller) is not _acknowledge
+        ]
+        if state in (State.UNPATCHED, State.PATCHED) and other and not finding.found:
+            for one in other:
+                wrapping.patch(one.controller, acknowledge=_acknowledge)
             state = State.PATCHED
-            if _forget_exports(unpatched):
+            if _forget_exports(other):
                 warnings += (LATE,)
             if announce:
-                log(logging.INFO, "deadline fix %s is on: %s", __version__, IS_ON)
+                is_on = f"{IS_ON}; {ACKNOWLEDGES}" if _acknowledge else IS_ON
+                log(logging.INFO, "deadline fix %s is on: %s", __version__, is_on)
     for text in warnings:
         log(logging.WARNING, "%s", text)
-    return Report(state, finding.found, warnings, clocks())
+    return Report(state, finding.found, warnings, clocks(), _stranded())
 
 
 def uninstall() -> Report:
@@ -158,9 +177,9 @@ def uninstall() -> Report:
     Returns:
         As `status`.
     """
-    global _enabled
+    global _enabled, _acknowledge
     with _lock:
-        _enabled = False
+        _enabled = _acknowledge = False
         patched = [
             one for one in _actors(sys.modules.get(CONTROLLER_MODULE)) if wrapping.is_patched(one.controller)
         ]
@@ -183,7 +202,13 @@ def status() -> Report:
         In the states that `install` returns, or `unpatched`, or `unsupported`.
     """
     state, finding = _state(sys.modules.get(CONTROLLER_MODULE))
-    return Report(state, finding.found, _version_warnings(), clocks())
+    return Report(state, finding.found, _version_warnings(), clocks(), _stranded())
+
+
+def _stranded() -> str:
+    if wrapping.acknowledges_here:
+        return f"{ACKNOWLEDGES}: {stranded_so_far()}"
+    return ACKNOWLEDGES if _acknowledge else ""
 
 
 def _state(module: ModuleType | None) -> tuple[State, Finding]:

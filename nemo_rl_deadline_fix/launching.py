@@ -22,20 +22,24 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  #
 BEST_EFFORT = "NEMO_RL_DEADLINE_FIX_BEST_EFFORT"
 """The variable that lets a run go on without the fix, with a warning, where it cannot be put on."""
 
+ACKNOWLEDGE = "NEMO_RL_DEADLINE_FIX_ACKNOWLEDGE"
+"""The variable that also acknowledges what NeMo RL has given up on."""
 
-def start(command: Sequence[str], *, best_effort: bool = False) -> NoReturn:
+
+def start(command: Sequence[str], *, best_effort: bool = False, acknowledge: bool = False) -> NoReturn:
     """Become a command whose Pythons, and their children, have the fix switched on.
 
     Args:
         command: The program, looked up on PATH, and its arguments.
         best_effort: Whether to go on without the fix where it cannot be put on.
+        acknowledge: Whether to acknowledge what NeMo RL has given up on, too.
 
     Raises:
         InvalidInputError: It cannot be started.
     """
     import signal
 
-    variables = environment(os.environ, best_effort=best_effort)
+    variables = environment(os.environ, best_effort=best_effort, acknowledge=acknowledge)
     sys.stdout.flush()
     sys.stderr.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -51,12 +55,15 @@ def start(command: Sequence[str], *, best_effort: bool = False) -> NoReturn:
         ) from error
 
 
-def environment(variables: Mapping[str, str], *, best_effort: bool) -> dict[str, str]:
+def environment(
+    variables: Mapping[str, str], *, best_effort: bool, acknowledge: bool = False
+) -> dict[str, str]:
     """The environment that switches the fix on, made from another.
 
     Args:
         variables: The other. What its PYTHONPATH names stays on the path, in its order.
         best_effort: As for `start`.
+        acknowledge: As for `start`.
 
     Returns:
         A new environment.
@@ -71,12 +78,14 @@ def environment(variables: Mapping[str, str], *, best_effort: bool) -> dict[str,
             supported=f"a path without {os.pathsep!r}",
             advice="install the package under another path",
         )
-    made = {name: value for name, value in variables.items() if name != BEST_EFFORT}
+    made = {name: value for name, value in variables.items() if name not in (BEST_EFFORT, ACKNOWLEDGE)}
     # An empty PYTHONPATH means nothing, but an empty entry in it means the current folder.
     rest = variables.get("PYTHONPATH")
     made["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{rest}" if rest else STARTUP
     if best_effort:
         made[BEST_EFFORT] = "1"
+    if acknowledge:
+        made[ACKNOWLEDGE] = "1"
     return made
 
 
@@ -122,17 +131,23 @@ def fix(module: ModuleType, start_path: list[str]) -> tuple[bool, str]:
     try:
         from nemo_rl_deadline_fix import installing
 
-        report = installing.on_import(module, announce=False)
+        acknowledge = bool(os.environ.get(ACKNOWLEDGE))
+        report = installing.on_import(module, announce=False, acknowledge=acknowledge or None)
     except UnsupportedTargetError as error:
         return True, str(error)
     finally:
         sys.path = path
-        for name in set(sys.modules) - before:
-            top = name.partition(".")[0]
-            if top not in {*before, __package__} and PathFinder.find_spec(top, own) is not None:
-                del sys.modules[name]
+        _forget({name for name in sys.modules if name.partition(".")[0] not in {*before, __package__}}, own)
     state, detail = report.state, report.detail
     name = f"deadline fix {nemo_rl_deadline_fix.__version__}"
     if state is installing.State.PATCHED:
-        return False, f"{name} is on: rollout clocks stop while a Gym snapshot keeps admission closed"
+        also = f"; {installing.ACKNOWLEDGES}" if acknowledge else ""
+        return False, f"{name} is on: rollout clocks stop while a Gym snapshot keeps admission closed{also}"
     return False, f"{name} changed nothing: {state}{f' ({detail})' if detail else ''}"
+
+
+def _forget(names: set[str], own: list[str]) -> None:
+    """Take those modules out that a path has modules for."""
+    for name in names:
+        if PathFinder.find_spec(name.partition(".")[0], own) is not None:
+            del sys.modules[name]

@@ -12,7 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemo_rl_deadline_fix.targets import HOLDER, METRIC_PREFIX, TELEMETRY
+from nemo_rl_deadline_fix.targets import (
+    HOLDER,
+    METRIC_PREFIX,
+    STRANDED_PREFIX,
+    TELEMETRY,
+    UNACKNOWLEDGED,
+)
 
 if TYPE_CHECKING:
     from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
@@ -23,6 +29,7 @@ WARN_AFTER_ENV = "NEMO_RL_DEADLINE_FIX_WARN_AFTER_S"
 logger = logging.getLogger("nemo_rl.deadline_fix")
 
 _watches: set[weakref.ref[Watch]] = set()
+_stranded: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,9 @@ def metrics() -> dict[str, float]:
 
     Returns:
         `rollout/deadlines/` and: `suspended` (1 or 0), `holders`, `live`, `snapshots_total`,
-        `paused_seconds_total`, `longest_hold_seconds`.
+        `paused_seconds_total`, `longest_hold_seconds`. Where a snapshot acknowledged what NeMo RL had given
+        up on, or tried to, also `rollout/stranded/` and: `acknowledged_total`, `unknown_total`,
+        `failed_total`, as `count_stranded` says.
     """
     reports = clocks()
     numbers = {
@@ -177,22 +186,64 @@ def metrics() -> dict[str, float]:
         "paused_seconds_total": sum(report.paused_seconds for report in reports),
         "longest_hold_seconds": max((report.longest_hold_seconds for report in reports), default=0.0),
     }
-    return {f"{METRIC_PREFIX}/{name}": float(number) for name, number in numbers.items()}
+    deadlines = {f"{METRIC_PREFIX}/{name}": float(number) for name, number in numbers.items()}
+    totals = {f"{STRANDED_PREFIX}/{name}_total": float(number) for name, number in _stranded.copy().items()}
+    return deadlines | totals
 
 
-def log_telemetry(controller: Any, metrics: dict[str, float]) -> None:
+def count_stranded(acknowledged: int, unknown: int, failed: int) -> None:
+    """Count what was done for one snapshot about replies that NeMo RL had given up on.
+
+    Args:
+        acknowledged: Replies that were acknowledged.
+        unknown: How many of them NeMo RL's ledger did not know.
+        failed: Calls that failed.
+    """
+    numbers = {"acknowledged": acknowledged, "unknown": unknown, "failed": failed}
+    _stranded.update({name: _stranded.get(name, 0) + number for name, number in numbers.items()})
+
+
+def stranded_so_far() -> str:
+    """What `count_stranded` has counted in this process, in words."""
+    acknowledged, unknown, failed = (_stranded.get(name, 0) for name in ("acknowledged", "unknown", "failed"))
+    return f"{acknowledged} so far; of these unknown to its ledger: {unknown}; failed calls: {failed}"
+
+
+def warn_of_timeout(error: BaseException) -> None:
+    """Say what a snapshot that could not be prepared in time usually waited for. It never raises.
+
+    Args:
+        error: What the prepare raised. Unless it ran out of time nothing is said.
+    """
+    with suppress(Exception):
+        errors = [error]
+        for one in errors:
+            errors += [two for two in (one.__cause__, *getattr(one, "exceptions", ())) if two is not None]
+        if any(isinstance(one, TimeoutError) or UNACKNOWLEDGED in str(one) for one in errors):
+            log(
+                logging.WARNING,
+                "A Gym snapshot could not be prepared in time. The usual reason is a finished reply that "
+                "NeMo RL gave up on and nobody acknowledges (%s at one of Gym's agents): then every "
+                "later snapshot fails as well. To acknowledge such replies: install(acknowledge=True), "
+                "or `nemo-rl-deadline-fix run --acknowledge`",
+                UNACKNOWLEDGED,
+            )
+
+
+def log_telemetry(controller: Any, metrics: dict[str, float], prefix: str = METRIC_PREFIX) -> None:
     """Log numbers where a controller logs its snapshots, with no set-up. It never raises.
 
     Args:
         controller: The controller; one that has no such method logs nothing.
-        metrics: The numbers, by their names under `rollout/deadlines`.
+        metrics: The numbers, by their names under the prefix.
+        prefix: What their names begin with.
     """
     try:
         telemetry = getattr(controller, TELEMETRY, None)
         if telemetry is not None:
-            telemetry(metrics, step=getattr(controller, "_train_steps", 0), prefix=METRIC_PREFIX)
+            telemetry(metrics, step=getattr(controller, "_train_steps", 0), prefix=prefix)
     except Exception as error:
-        log(logging.DEBUG, "The pause's telemetry was not logged", error=error)
+        log(logging.DEBUG, "Telemetry under %s was not logged", prefix, error=error)
 
 
 def log(level: int, message: str, *args: object, error: BaseException | None = None) -> None:

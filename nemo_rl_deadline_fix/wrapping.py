@@ -10,34 +10,42 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 from nemo_rl_deadline_fix import gate
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
+from nemo_rl_deadline_fix.observing import warn_of_timeout
 from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, GATE, PREPARE
 
 ADVICE = "run `nemo-rl-deadline-fix check` on your checkout and report what it prints"
 
 shipped_here = False
 """Whether a class came to this process with the fix on it: then this is the actor's, and the fix is on."""
+acknowledges_here = False
+"""Whether that class also acknowledges what NeMo RL has given up on."""
 
 
-def patch(controller: type) -> None:
-    """Put the fix on a class. One that has it is left as it is.
+def patch(controller: type, *, acknowledge: bool = False) -> None:
+    """Put the fix on a class. One that has it keeps its wrapper, and takes the choice.
 
     Args:
         controller: A class of a supported shape (`shapes.classify`).
+        acknowledge: Whether to acknowledge what NeMo RL has given up on (`stranded`).
 
     Raises:
         UnsupportedTargetError: The class does not let itself be changed; it is as it was.
     """
-    if is_patched(controller):
+    fix = _fix_on(controller)
+    if fix is not None:
+        fix.acknowledge = acknowledge
         return
     try:
         # On the class itself, also where a base defines the method: Ray ships this class by value, while an
         # importable base is imported afresh in the actor, without our wrapper.
-        setattr(controller, PREPARE, _wrap(inspect.getattr_static(controller, PREPARE), _Fix()))
+        original = inspect.getattr_static(controller, PREPARE)
+        setattr(controller, PREPARE, _wrap(original, _Fix(acknowledge)))
     except Exception as error:
         raise unsupported(f"{type(error).__name__}: {error}", ADVICE) from error
 
@@ -59,16 +67,26 @@ def unpatch(controller: type) -> str:
 
 def is_patched(controller: type) -> bool:
     """Whether the fix is on a class, be it below somebody else's wrapper."""
+    return _fix_on(controller) is not None
+
+
+def acknowledges(controller: type) -> bool:
+    """Whether the fix is on a class and acknowledges what NeMo RL has given up on."""
+    fix = _fix_on(controller)
+    return fix is not None and fix.acknowledge
+
+
+def _fix_on(controller: type) -> _Fix | None:
     seen: list[Any] = []
     pending = [inspect.getattr_static(controller, PREPARE, None)]
     while pending:
         function = pending.pop()
         if _is_ours(function):
-            return True
+            return next(one for one in _closed_over(function) if isinstance(one, _Fix))
         if not any(function is one for one in seen):
             seen.append(function)
             pending += _wrapped_by(function)
-    return False
+    return None
 
 
 def unsupported(found: str, advice: str) -> UnsupportedTargetError:
@@ -89,19 +107,31 @@ def unsupported(found: str, advice: str) -> UnsupportedTargetError:
 class _Fix:
     """What a wrapper calls. Its arrival in another process says that the class came with the fix on it."""
 
+    def __init__(self, acknowledge: bool) -> None:
+        self.acknowledge = acknowledge
+
     async def run(
         self, original: Callable[..., Awaitable[Any]], controller: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return await gate.prepare_and_commit(original, controller, *args, **kwargs)
+        with_clocks = partial(gate.prepare_and_commit, original)
+        if self.acknowledge:
+            from nemo_rl_deadline_fix import stranded
 
-    def __reduce__(self) -> tuple[Callable[[], _Fix], tuple[()]]:
-        return _arrive, ()
+            return await stranded.prepare_and_commit(with_clocks, controller, *args, **kwargs)
+        try:
+            return await with_clocks(controller, *args, **kwargs)
+        except Exception as error:
+            warn_of_timeout(error)
+            raise
+
+    def __reduce__(self) -> tuple[Callable[[bool], _Fix], tuple[bool]]:
+        return _arrive, (self.acknowledge,)
 
 
-def _arrive() -> _Fix:
-    global shipped_here
-    shipped_here = True
-    return _Fix()
+def _arrive(acknowledge: bool) -> _Fix:
+    global shipped_here, acknowledges_here
+    shipped_here, acknowledges_here = True, acknowledge
+    return _Fix(acknowledge)
 
 
 def _wrap(original: Any, fix: _Fix) -> Any:

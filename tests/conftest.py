@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
+import os
 import platform
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from nemo_rl_deadline_fix import observing, wrapping
 from nemo_rl_deadline_fix.errors import DeadlineFixError
 from nemo_rl_deadline_fix.replay import clock, subjects, verifying
 from nemo_rl_deadline_fix.replay.subjects import Subject
+from tests.support.shadow import SHADOW
 
 T = TypeVar("T")
 
@@ -103,6 +106,30 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         yield _target(subjects.embedded())
 
 
+@pytest.fixture(scope="session")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One local Ray for all tests; its workers can import the shadow package and these tests, not ours."""
+    folder = tmp_path_factory.mktemp("importable")
+    (folder / "tests").symlink_to(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(SHADOW), str(folder))))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        import ray
+
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=80 * 2**20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        yield ray
+        ray.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def _switched_off() -> Iterator[None]:
     """Whatever a test installs is taken off again, and its registries count no longer.
@@ -115,9 +142,10 @@ def _switched_off() -> Iterator[None]:
 
 
 def _switch_off() -> None:
-    wrapping.shipped_here = False
+    wrapping.shipped_here = wrapping.acknowledges_here = False
     nemo_rl_deadline_fix.uninstall()
     observing._watches.clear()
+    observing._stranded.clear()
 
 
 _CHECKOUT = pytest.StashKey[Target | None]()

@@ -169,7 +169,7 @@ def _environment(copy: Path) -> dict[str, str]:
 def _first_red(copy: Path, tests: tuple[str, ...]) -> str:
     """The first test of a subset that is red, or "" where all are green."""
     line = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider"]
-    line += ["-o", "addopts=--strict-markers"]
+    line += ["-o", "addopts=--strict-markers -m 'not slow'"]
     process = subprocess.Popen(
         [*line, *(f"-p{name}" for name in PLUGINS), "-o", f"timeout={TEST_S}", *tests],
         cwd=copy,

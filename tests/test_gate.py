@@ -457,7 +457,7 @@ def test_a_gate_that_closed_before_the_fix_came_holds_at_once() -> None:
     """The first call of the wrapper finds the gate closed, and a rollout's clock stands from then on."""
 
     async def story() -> None:
-        built = controller()
+        built = controller(kind=_AwaitsBeforeClosing)
         rule = Rule1(built)
         gate_of(built).clear()
         task = asyncio.create_task(rollout(registry_of(built), 100, never()))
@@ -468,7 +468,7 @@ def test_a_gate_that_closed_before_the_fix_came_holds_at_once() -> None:
         assert holders_of(built) == [HOLDER]
         await call
 
-        assert await task == ("timeout", pytest.approx(140))
+        assert await task == ("timeout", pytest.approx(147))
         assert rule.broken == []
 
     steps.run(story())
@@ -891,7 +891,7 @@ def test_a_class_that_was_wrapped_twice_is_held_once() -> None:
         built = controller()
         kind = type(built)
         kind._prepare_and_commit_gym_checkpoint = wrapping._wrap(
-            kind._prepare_and_commit_gym_checkpoint, wrapping._Fix()
+            kind._prepare_and_commit_gym_checkpoint, wrapping._Fix(acknowledge=False)
         )
         rule = await two_snapshots(built)
         assert clocks()[0].snapshots == 2

@@ -697,7 +697,6 @@ def test_an_import_that_is_past_the_hook_is_waited_for(shadow: None, monkeypatch
             return importlib.machinery.PathFinder.find_spec(name, path)
 
     monkeypatch.setattr(sys, "meta_path", [Slow, *sys.meta_path])
-    monkeypatch.setattr(installing, "_hook_waits", False)
     thread = threading.Thread(target=importlib.import_module, args=(CONTROLLER_MODULE,))
     thread.start()
     passed.wait(10)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix import RequestDeadlineRegistry, targets
-from nemo_rl_deadline_fix.observing import WARN_AFTER_ENV, ClockReport, clocks, logger, metrics
+from nemo_rl_deadline_fix.observing import WARN_AFTER_ENV, clocks, logger, metrics
 from nemo_rl_deadline_fix.replay import rl, simulation
 from nemo_rl_deadline_fix.replay.gym import Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
@@ -137,33 +138,33 @@ def test_status_tells_the_clocks_too() -> None:
     assert "clocks: stopped by somebody" in str(report)
 
 
-def test_another_thread_may_ask_at_any_time() -> None:
-    """Reports and metrics are read while registries come, go and are held, without an error."""
+@pytest.mark.parametrize("ask", [metrics, nemo_rl_deadline_fix.status], ids=lambda ask: ask.__name__)
+def test_another_thread_may_ask_at_any_time(ask: Callable[[], object]) -> None:
+    """Numbers are read while registries come, go and are held, without an error."""
     stop = threading.Event()
     failures: list[BaseException] = []
-    reports: list[ClockReport] = []
 
-    def ask() -> None:
+    def ask_again_and_again() -> None:
         try:
             while not stop.is_set():
-                metrics()
-                reports.extend(nemo_rl_deadline_fix.status().clocks)
-                del reports[:-1]
+                ask()
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(60):
-        registry = RequestDeadlineRegistry()
-        for turn in range(50):
-            registry.suspend(f"holder {turn}")
-        for turn in range(50):
-            registry.resume(f"holder {turn}")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=ask_again_and_again)
+    thread.start()
+    registries = [RequestDeadlineRegistry() for _ in range(3)]
+    for turn in range(3_000):
+        registries[turn % 3] = registry = RequestDeadlineRegistry()
+        for name in "abcdef":
+            registry.suspend(name)
+        for name in "abcdef":
+            registry.resume(name)
     stop.set()
-    for thread in threads:
-        thread.join()
+    thread.join()
+    sys.setswitchinterval(before)
     assert failures == []
 
 
@@ -190,6 +191,28 @@ def test_info_when_the_first_stops_and_the_last_releases(caplog: pytest.LogCaptu
         "Rollout clocks run again, released by second after 2.250 s: 2 live deadline(s)",
     ]
     assert {record.name for record in caplog.records} == {"nemo_rl.deadline_fix"}
+
+
+def test_lines_come_after_what_they_say() -> None:
+    """A log handler, which may take its time, finds the clocks stopped or running already."""
+    seen: list[tuple[bool, list[str]]] = []
+
+    async def story() -> None:
+        registry, deadline = RequestDeadlineRegistry(), BareDeadline()
+        registry.add(deadline)
+
+        class Look(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                seen.append((registry.suspended, list(deadline.told)))
+
+        handler = Look()
+        logger.addHandler(handler)
+        with registry.hold("a"):
+            pass
+        logger.removeHandler(handler)
+
+    virtual(story())
+    assert seen == [(True, ["suspend"]), (False, ["suspend", "resume"])]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ first turn lasts until the snapshot is asked for, so only the budget and the sna
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -51,28 +50,6 @@ controller = SingleControllerActor.options(**options).remote(
 )
 print(json.dumps(ray.get(controller.story.remote("rollout", {PUBLISH_S}), timeout={PATIENCE_S})))
 """
-
-
-@pytest.fixture(scope="session")
-def ray() -> Iterator[Any]:
-    """One local Ray for all tests; its workers can import the shadow package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SHADOW))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        import ray
-
-        ray.init(
-            num_cpus=3,
-            include_dashboard=False,
-            object_store_memory=80 * 2**20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        yield ray
-        ray.shutdown()
 
 
 @pytest.fixture

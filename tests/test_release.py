@@ -22,11 +22,11 @@ from nemo_rl_deadline_fix import (
 
 def switch_on() -> bool:
     try:
-        report = install()
+        report = install(acknowledge=True)
     except UnsupportedTargetError as error:
         print(error.found, error.advice)
         return False
-    return report.state is State.PATCHED and all(entry.detail == "" for entry in report.targets)
+    return report.state is State.PATCHED and report.detail + report.stranded == ""
 
 def pause(registry: RequestDeadlineRegistry) -> float:
     with registry.hold("mine"):
@@ -34,7 +34,7 @@ def pause(registry: RequestDeadlineRegistry) -> float:
     clocks: tuple[ClockReport, ...] = status().clocks
     numbers: dict[str, float] = metrics()
     uninstall()
-    return registry.paused_seconds + sum(numbers.values()) + len(holders) + len(clocks)
+    return sum(clock.paused_seconds for clock in clocks) + sum(numbers.values()) + len(holders)
 
 reveal_type(install)
 """
@@ -135,4 +135,5 @@ def test_a_users_program_type_checks(tmp_path: Path) -> None:
     )
 
     assert "Success: no issues found" in done.stdout, done.stdout
-    assert 'Revealed type is "def () -> nemo_rl_deadline_fix.installing.Report"' in done.stdout
+    report = "nemo_rl_deadline_fix.installing.Report"
+    assert f'Revealed type is "def (acknowledge: bool | None =) -> {report}"' in done.stdout

@@ -16,7 +16,6 @@ import pytest
 
 from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.source import checkout
 from nemo_rl_deadline_fix.source.checkout import plan, plan_revert, write
 from tests.support.fixture_trees import CLEAR, CONTROLLER, MANAGER, SHAPES, applied_tree, contents, make_tree
 
@@ -171,7 +170,7 @@ def test_a_failure_before_the_first_file_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     planned = plan(root)
-    monkeypatch.setattr(checkout.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(InvalidInputError, match=r"cannot be written; found: No space left on device"):
         write(planned.changes)
     assert contents(root) == before

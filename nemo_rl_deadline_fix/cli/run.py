@@ -10,7 +10,7 @@ import click
 from nemo_rl_deadline_fix import launching
 from nemo_rl_deadline_fix.errors import InvalidInputError
 
-_OWN = ("--best-effort", "--exec", "-h", "--help")
+_OWN = ("--acknowledge", "--best-effort", "--exec", "-h", "--help")
 
 
 class _Run(click.Command):
@@ -22,10 +22,11 @@ class _Run(click.Command):
 
 
 @click.command(cls=_Run)
+@click.option("--acknowledge", is_flag=True, help="Also acknowledge in Gym what NeMo RL has given up on.")
 @click.option("--best-effort", is_flag=True, help="Go on with a warning where the fix cannot be put on.")
 @click.option("--exec", "is_command", is_flag=True, help="Start COMMAND instead of Python.")
 @click.argument("arguments", nargs=-1, type=click.Path(), metavar="ARGUMENTS...")
-def run(arguments: tuple[str, ...], best_effort: bool, is_command: bool) -> NoReturn:
+def run(arguments: tuple[str, ...], acknowledge: bool, best_effort: bool, is_command: bool) -> NoReturn:
     """Start Python with the fix switched on in it and in its children.
 
     ARGUMENTS are all that Python takes: a script, -m MODULE, -X dev, - and so on; with --exec a COMMAND
@@ -42,7 +43,7 @@ def run(arguments: tuple[str, ...], best_effort: bool, is_command: bool) -> NoRe
             supported="run SCRIPT, run -m MODULE, run --exec COMMAND, each with its arguments",
         )
     if is_command:
-        launching.start(arguments, best_effort=best_effort)
+        launching.start(arguments, best_effort=best_effort, acknowledge=acknowledge)
     option = launching.dropping_option(arguments)
     if option is not None:
         raise InvalidInputError(
@@ -51,4 +52,5 @@ def run(arguments: tuple[str, ...], best_effort: bool, is_command: bool) -> NoRe
             supported="every other option of Python's",
             advice="leave it out; -P keeps the script's folder off the path as well",
         )
-    launching.start([sys.executable, *arguments], best_effort=best_effort)
+    command = [sys.executable, *arguments]
+    launching.start(command, best_effort=best_effort, acknowledge=acknowledge)

@@ -90,7 +90,11 @@ class Comparison:
 
     def absolute(self, what: str, name: str, *, goal: float | None = None) -> None:
         """Put into the table what one takes by itself."""
-        self._add(what, name, "seconds of CPU", self.samples.each(name), lambda x: f"{x:.2f} s", goal)
+        self._add(what, name, "seconds of CPU", self.samples.each(name), _time, goal)
+
+    def numbers(self, what: str, beside: str, values: list[float]) -> None:
+        """Put numbers into the table that are not seconds."""
+        self._rows.append(Row(what, "", beside, Spread.of(values), lambda x: f"{x:g}", None))
 
     def _add(
         self,
