@@ -36,7 +36,7 @@ CLOCKS = (
     Mutant(
         "clear-holds-too-late",
         "The clocks run while the gate is being closed.",
-        ("tests/test_gate.py",),
+        ("tests/test_gate.py::test_the_hold_is_there_before_the_gate_closes_and_until_it_is_open",),
         GATE,
         "_Follower._attach",
         r"closing=True",
