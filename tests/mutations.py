@@ -220,6 +220,75 @@ OTHERS = (
     ),
 )
 
+LAUNCHER = (
+    Mutant(
+        "the-hook-stays-behind",
+        "An import hook that comes later imports the controller past the fix.",
+        ("tests/test_launching.py::test_ours_goes_to_the_front_again",),
+        f"{PACKAGE}/importing.py",
+        "ControllerHook._catch_up",
+        r"if self in sys\.meta_path\[1:\]:",
+        "if False:",
+    ),
+    Mutant(
+        "a-refusal-can-be-swallowed",
+        "A script's `except Exception` lets an unprotected run go on.",
+        ("tests/test_launching.py::test_fails_closed",),
+        f"{PACKAGE}/startup/sitecustomize.py",
+        "_fix",
+        r"raise SystemExit\(2\)",
+        "raise RuntimeError(line)",
+    ),
+    Mutant(
+        "output-that-nobody-took-is-a-finding",
+        "`verify | head` says that it still stalls.",
+        ("tests/test_cli.py::test_a_closed_pipe_is_no_finding",),
+        f"{PACKAGE}/cli/__init__.py",
+        "",
+        r"\(130, 141\)",
+        "(130, 1)",
+    ),
+)
+
+REPLAY = (
+    Mutant(
+        "a-try-lost-while-parked-is-fine",
+        "verify calls a fix good that lets RL give up on parked rollouts.",
+        ("tests/test_verify.py::test_a_fix_that_does_nothing_is_a_finding",),
+        f"{PACKAGE}/replay/records.py",
+        "Replay.trouble",
+        r"== 'parked'",
+        "== ''",
+    ),
+    Mutant(
+        "a-hold-left-is-fine",
+        "verify calls a fix good that never releases the clocks.",
+        ("tests/test_verify.py::test_a_fix_that_never_releases_is_a_finding",),
+        f"{PACKAGE}/replay/records.py",
+        "Replay.trouble",
+        r"held = .*",
+        "held = ''",
+    ),
+    Mutant(
+        "a-pending-abort-is-forgotten",
+        "Versions that keep a failed abort are simulated wrongly.",
+        ("tests/test_verify.py::test_a_failed_abort_is_retried_under_the_same_id",),
+        f"{PACKAGE}/replay/simulation.py",
+        "finish_pending",
+        r"_pending_gym_checkpoint_abort', None\)\) is not None",
+        "_pending_gym_checkpoint_abort', None)) is False",
+    ),
+    Mutant(
+        "the-own-init-is-not-run",
+        "A later version of NeMo RL cannot be simulated.",
+        ("tests/test_verify.py::test_a_later_version_is_simulated_with_the_attributes_of_its_own_init",),
+        f"{PACKAGE}/replay/loading.py",
+        "_World.initialise",
+        r"^for step in self\._steps:",
+        "for step in ():",
+    ),
+)
+
 ACKNOWLEDGING = (
     Mutant(
         "dispatched-counts-as-given-up",
@@ -277,4 +346,4 @@ ACKNOWLEDGING = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*CLOCKS, *SOURCE, *OTHERS, *ACKNOWLEDGING)
+MUTANTS: tuple[Mutant, ...] = (*CLOCKS, *SOURCE, *OTHERS, *LAUNCHER, *REPLAY, *ACKNOWLEDGING)
