@@ -28,11 +28,13 @@ CONTROLLER = "nemo_rl.algorithms.single_controller"
 
 def started(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
     """A command that runs in a folder, with pipes to it."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Where the package itself is found by PYTHONPATH, as a mutant is, it has to be found here, too.
+    paths = [path for path in (variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if path]
+    environment = os.environ | variables | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=environment | variables,
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -305,7 +307,7 @@ def test_a_controller_that_came_past_is_told_at_the_end(tmp_path: Path) -> None:
 
 def test_the_script_s_neighbours_are_the_script_s(tmp_path: Path) -> None:
     """Modules beside it are neither imported by us nor shadowed by what we import."""
-    neighbours = ["email", "packaging", "csv", "wrapt"]
+    neighbours = ["email", "packaging", "csv", "wrapt", "click"]
     controller(tmp_path)
     for name in neighbours:
         (tmp_path / f"{name}.py").write_text(f"print('the {name} beside the script')\n")
@@ -492,6 +494,11 @@ def test_what_cannot_be_started_is_one_line(tmp_path: Path, arguments: tuple[str
     assert (code, out) == (2, "")
     [line] = err.splitlines()
     assert line.startswith(f"nemo-rl-deadline-fix: {message}")
+
+
+def test_a_command_gets_the_signals_that_a_shell_would_give_it(tmp_path: Path) -> None:
+    """Python ignores SIGPIPE, and a program that inherited this would complain of a closed pipe."""
+    assert run(tmp_path, "--exec", "sh", "-c", "yes | head -n 1") == (0, "y\n", "")
 
 
 def test_the_installed_command(place: Path) -> None:

@@ -22,11 +22,11 @@ from nemo_rl_deadline_fix import (
 
 def switch_on() -> bool:
     try:
-        report = install()
+        report = install(acknowledge=True)
     except UnsupportedTargetError as error:
         print(error.found, error.advice)
         return False
-    return report.state is State.PATCHED and not report.detail
+    return report.state is State.PATCHED and report.detail + report.stranded == ""
 
 def pause(registry: RequestDeadlineRegistry) -> float:
     with registry.hold("mine"):
@@ -34,7 +34,7 @@ def pause(registry: RequestDeadlineRegistry) -> float:
     clocks: tuple[ClockReport, ...] = status().clocks
     numbers: dict[str, float] = metrics()
     uninstall()
-    return registry.live + sum(numbers.values()) + len(holders) + len(clocks)
+    return sum(clock.paused_seconds for clock in clocks) + sum(numbers.values()) + len(holders)
 
 reveal_type(install)
 """

@@ -182,22 +182,23 @@ def test_tabs_are_met_with_tabs(tmp_path: Path) -> None:
     assert contents(root) == before
 
 
-def test_a_new_line_ends_as_the_line_beside_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [(b"\n", b"\r\n"), (b"\r\n", b"\n")])
+def test_a_new_line_ends_as_the_line_beside_it(tmp_path: Path, ends: tuple[bytes, bytes]) -> None:
     """In a file of mixed line ends, every second line as on Windows, both ways."""
     root = make_tree(tmp_path)
     for name in FILES:
-        lines = (root / name).read_bytes().split(b"\n")
-        (root / name).write_bytes(
-            b"".join(a + e for a, e in zip(lines, itertools.cycle([b"\n", b"\r\n"]), strict=False))
-        )
+        end = itertools.cycle(ends)
+        lines = [line + next(end) for line in (root / name).read_bytes().splitlines()]
+        (root / name).write_bytes(b"".join(lines))
     before = contents(root)
     write(plan(root).changes)
-    for name, raw in contents(root).items():
-        assert raw.replace(b"\r\n", b"\n").rstrip(b"\n") == SHAPES["pinned"].after[name].encode().rstrip(
-            b"\n"
-        )
-        gate = raw.split(b"_gym_checkpoint_rollout_permitted.clear()")[0].splitlines(keepends=True)
-        assert name == MANAGER or gate[-2].endswith(b"\r\n") == gate[-3].endswith(b"\r\n")
+    after = contents(root)
+    for name, raw in after.items():
+        assert raw.replace(b"\r\n", b"\n").decode() == SHAPES["pinned"].after[name]
+    lines = after[CONTROLLER].splitlines(keepends=True)
+    ours = [at for at, line in enumerate(lines) if HOLD.encode() in line or LET_GO.encode() in line]
+    gates = [at + 1 if HOLD.encode() in lines[at] else at - 1 for at in ours]
+    assert [lines[at].endswith(b"\r\n") for at in ours] == [lines[at].endswith(b"\r\n") for at in gates]
     write(plan_revert(root).changes)
     assert contents(root) == before
 

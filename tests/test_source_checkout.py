@@ -16,7 +16,6 @@ import pytest
 
 from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.source import checkout
 from nemo_rl_deadline_fix.source.checkout import plan, plan_revert, write
 from tests.support.fixture_trees import CLEAR, CONTROLLER, MANAGER, SHAPES, applied_tree, contents, make_tree
 
@@ -171,7 +170,7 @@ def test_a_failure_before_the_first_file_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     planned = plan(root)
-    monkeypatch.setattr(checkout.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(InvalidInputError, match=r"cannot be written; found: No space left on device"):
         write(planned.changes)
     assert contents(root) == before
@@ -269,7 +268,7 @@ def test_check_as_json_is_one_object(root: Path, capsys: pytest.CaptureFixture[s
     """It has a schema version, the state and the places, and stdout holds nothing else."""
     assert command("check", "--json", root / "nemo_rl") == 1
     report = json.loads(capsys.readouterr().out)
-    assert report["schema_version"] == 1
+    assert report["schema_version"] == 2
     assert report["state"] == "affected"
     assert report["root"] == str(root)
     assert {site["rule"] for site in report["sites"]} == {"DF001", "DF002", "DF003", "DF004", None}

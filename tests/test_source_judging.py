@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.source import Rule, State, TreeReport, survey
-from nemo_rl_deadline_fix.source.checkout import plan, plan_revert
+from nemo_rl_deadline_fix.source.checkout import Plan, plan, plan_revert
 from nemo_rl_deadline_fix.source.sites import Kind
 from tests.support.fixture_trees import (
     CLEAR,
@@ -156,6 +157,10 @@ NOT_AFFECTED: dict[str, Edits] = {
     "two on a line": (
         CONTROLLER,
         [(f"        {CLEAR}", f"        {CLEAR}; prepared = None")],
+    ),
+    "in a continued line": (
+        CONTROLLER,
+        [(f"        {CLEAR}", f"        prepared = None; \\\n        {CLEAR}")],
     ),
     "handed on": (
         CONTROLLER,
@@ -501,21 +506,20 @@ NOT_FIXED: dict[str, Edits] = {
 
 @pytest.mark.parametrize("name", NOT_AFFECTED)
 def test_code_that_is_not_known_is_unknown_and_not_changed(tmp_path: Path, name: str) -> None:
-    """Nothing is guessed: the report names the first place, and neither apply nor revert touches anything."""
-    _unknown_and_not_changed(edited_tree(tmp_path, NOT_AFFECTED[name]))
+    """Nothing is guessed: the report names the first place, and nothing is written."""
+    _unknown_and_not_changed(edited_tree(tmp_path, NOT_AFFECTED[name]), plan)
 
 
 @pytest.mark.parametrize("name", [*BY_HAND, *NOT_FIXED])
 def test_a_fix_that_is_not_ours_is_unknown_and_not_changed(tmp_path: Path, name: str) -> None:
     """Made by hand, right or wrong, in our words or others': playing it tells, so that is the advice."""
-    _unknown_and_not_changed(edited_tree(tmp_path, (BY_HAND | NOT_FIXED)[name], fixed=True))
+    _unknown_and_not_changed(edited_tree(tmp_path, (BY_HAND | NOT_FIXED)[name], fixed=True), plan_revert)
 
 
-def _unknown_and_not_changed(root: Path) -> None:
+def _unknown_and_not_changed(root: Path, make: Callable[[Path], Plan]) -> None:
     report = survey(root)
     assert report.state is State.UNKNOWN, report.detail
     first = next(site for site in report.sites if site.required and site.state is State.UNKNOWN)
     assert report.detail.startswith(f"{first.where}: {first.found}")
-    for make in (plan, plan_revert):
-        with pytest.raises(UnsupportedTargetError, match=rf"cannot change .*verify --rl {root}$"):
-            make(root)
+    with pytest.raises(UnsupportedTargetError, match=rf"cannot change .*verify --rl {root}$"):
+        make(root)

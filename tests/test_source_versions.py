@@ -1,8 +1,10 @@
-"""The map of NeMo RL's versions: what `check`, `diff` and `apply` say of each, and do to it."""
+"""The lines of NeMo RL are told apart, and only what is known to be so is fixed or has nothing to fix.
+
+What every command says of every version is in `test_versions.py`.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -13,58 +15,39 @@ from nemo_rl_deadline_fix.source import Line, State, survey
 from tests.support.fixture_trees import CONTROLLER, MANAGER, VERSIONS, contents, edited, make_tree
 from tests.test_source_checkout import command, run
 
-OTHER_FORM = "in a form that this package does not mend"
-VERDICTS = {
-    "before": ("not_applicable", "none", 0, "has no Gym snapshot code"),
-    "A": ("affected", "gate", 1, ""),
-    "B": ("affected", "gate", 1, ""),
-    "C": ("affected", "gate", 1, ""),
-    "E": ("affected", "coordinator", 1, OTHER_FORM),
-    "F": ("affected", "coordinator", 1, OTHER_FORM),
-    "D": ("fixed", "coordinator", 0, "by NeMo RL itself"),
-    "N": ("unknown", "coordinator", 2, "documentation says that it is fixed"),
-    "A's controller, D's manager": ("unknown", "unknown", 2, "one line of NeMo RL with a manager of another"),
-    "D's controller, A's manager": ("unknown", "unknown", 2, CONTROLLER),
+LINES = {
+    "before": Line.NONE,
+    **dict.fromkeys("ABC", Line.GATE),
+    **dict.fromkeys("EFDN", Line.COORDINATOR),
+    "A's controller, D's manager": Line.UNKNOWN,
+    "D's controller, A's manager": Line.UNKNOWN,
 }
-"""By version: the state, the line, the exit code of `check`, and a part of why."""
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_check_tells_each_version(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """For people and for programs the same, with the same exit code."""
-    state, line, code, why = VERDICTS[name]
-    root = make_tree(tmp_path, name)
-    assert command("check", "--json", root) == code
-    report = json.loads(capsys.readouterr().out)
-    assert (report["state"], report["line"]) == (state, line)
-    assert why in report["detail"]
-    assert command("check", root) == code
-    text = capsys.readouterr().out
-    assert text.startswith(f"{state}: ")
-    assert why in " ".join(text.split())
+@pytest.mark.parametrize("name", VERSIONS)
+def test_each_version_is_told_by_its_line(tmp_path: Path, name: str) -> None:
+    """By how it takes its snapshots; `verify --rl` may help with the known gate, or with nothing known."""
+    report = survey(make_tree(tmp_path, name))
+    assert report.line is LINES[name]
+    assert report.playable is (LINES[name] in (Line.GATE, Line.UNKNOWN))
 
 
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize(("name", "advice"), [("E", "update NeMo RL"), ("N", "says that it is fixed")])
 @pytest.mark.parametrize("do", ["diff", "apply"])
-def test_diff_and_apply_change_what_they_can_mend_and_nothing_else(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, do: str
+def test_what_is_not_mended_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, advice: str, do: str
 ) -> None:
-    """Fixed and without snapshots: nothing to change; another form: one line that says so, and exit 2."""
-    state, line, check, why = VERDICTS[name]
+    """It names nothing that a user of the wheel does not have, and no command that would not help."""
     root = make_tree(tmp_path, name)
     before = contents(root)
-    mends = check == 1 and line == "gate"
-    refuses = check == 2 or (check == 1 and not mends)
-    assert command(do, root) == (2 if refuses else int(mends and do == "diff"))
-    out, err = capfd.readouterr()
-    assert (contents(root) != before) == (mends and do == "apply")
-    assert not mends or "single_controller.py" in out
-    if refuses:
-        assert out == ""
-        assert re.fullmatch(rf"nemo-rl-deadline-fix: cannot change {root}; .*{why}.*\n", err)
-        assert "patches/" not in err
-    elif not mends:
-        assert f"nothing to change: {state} (" in " ".join((out + err).split())
+    assert command(do, root) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(
+        rf"nemo-rl-deadline-fix: cannot change {root}; found: [^;]*(; update NeMo RL)?\n", err
+    )
+    assert err.endswith(f"{advice}\n")
+    assert contents(root) == before
 
 
 def test_a_version_that_fixed_itself_says_where_and_keeps_it(
@@ -177,8 +160,3 @@ def test_without_git_a_tree_is_judged_by_its_files(tmp_path: Path, monkeypatch: 
     assert shutil.which("git") is None
     assert survey(make_tree(tmp_path / "before", "before")).state is State.NOT_APPLICABLE
     assert command("diff", make_tree(tmp_path / "A", "A")) == 1
-
-
-def test_every_version_of_the_map_is_tested() -> None:
-    """A fixture tree that nobody judges would be a gap in the map."""
-    assert VERDICTS.keys() == VERSIONS.keys()

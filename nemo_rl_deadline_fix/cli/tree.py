@@ -102,15 +102,15 @@ def diff(path: Path, without: tuple[str, ...]) -> int:
         say(_nothing_to("change", planned.report))
         return 0
     folder = planned.report.tree.git("rev-parse", "--show-prefix")
+    # As bytes: a patch keeps the line ends and the encoding of the files it is for.
+    sys.stdout.flush()
+    sys.stdout.buffer.write(planned.patch(folder))
+    sys.stdout.buffer.flush()
     if folder:
         say(
             f"{printable(folder)} is a folder of a larger git repository: the patch's paths begin at the top "
             "of that; `git apply` takes it anywhere in there, `patch -p1` at the top"
         )
-    # As bytes: a patch keeps the line ends and the encoding of the files it is for.
-    sys.stdout.flush()
-    sys.stdout.buffer.write(planned.patch(folder))
-    sys.stdout.buffer.flush()
     return 1
 
 
@@ -164,7 +164,7 @@ def _nothing_to(do: str, report: TreeReport) -> str:
 
 def _next(report: TreeReport, path: Path) -> str:
     """The command that comes next, as it can be pasted; "" where there is none."""
-    if report.state is State.UNKNOWN:
+    if report.state is State.UNKNOWN and report.playable:
         command = "verify --rl"
     elif report.state in (State.AFFECTED, State.PARTLY_FIXED) and report.line is Line.GATE:
         command = "apply"

@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
-from nemo_rl_deadline_fix.replay import report
 from nemo_rl_deadline_fix.replay.lanes import ADMISSION, CLOSED, Kind, Span, lanes, seconds, spans
 from nemo_rl_deadline_fix.replay.verdict import Verification
 
@@ -76,11 +75,11 @@ def figure(verification: Verification) -> Figure:
     _write(sheet, left, 17, _heading(verification), "heading", size=12, weight="bold")
     _write(sheet, left, 33, about, "about", color=GREY)
     y, used = HEADING, {CLOSED.legend: CLOSED}
-    for (form, run), (_, saved, outcome) in zip(runs.items(), report.summary(verification)[1:], strict=True):
+    for form, run in runs.items():
         shown = lanes(run, verification.parameters.budget)
         kinds = [span.kind for lane in shown.values() for span in lane]
         used |= {kind.legend: kind for kind in kinds}
-        title = f"{report.title(verification, form)}. {saved} snapshots saved; try 0: {outcome}"
+        title = f"{verification.title(form)}. {run.saved} snapshots saved; try 0: {run.attempts[0].in_words}"
         color = BAD if any(kind.bad for kind in kinds) else GOOD
         title = title[0].upper() + title[1:]
         _write(sheet, left, y + 15, title, f"{form} title", color=color, size=10.5, weight="bold")

@@ -1,7 +1,6 @@
 """The fix as a change to a checkout's source: where it belongs, what belongs there, and writing it."""
 
-from nemo_rl_deadline_fix.source.judging import TreeReport, survey
-from nemo_rl_deadline_fix.source.lines import Line
+from nemo_rl_deadline_fix.source.judging import Line, TreeReport, survey
 from nemo_rl_deadline_fix.source.sites import Rule, Site, State
 
 __all__ = ["Line", "Rule", "Site", "State", "TreeReport", "survey"]

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nemo_rl_deadline_fix.errors import InvalidInputError, UnsupportedTargetError
-from nemo_rl_deadline_fix.source.judging import TreeReport, examine, survey
-from nemo_rl_deadline_fix.source.lines import Line
+from nemo_rl_deadline_fix.source.judging import Line, TreeReport, examine, survey
 from nemo_rl_deadline_fix.source.reading import Source, Tree
 from nemo_rl_deadline_fix.source.sites import Rule, State
 
@@ -85,7 +84,7 @@ def plan(path: Path, *, rules: Collection[Rule] = ALL_RULES) -> Plan:
     after = examine(_changed(report.tree, changes))
     if {*rules} >= ALL_RULES - {Rule.DF004} and after.state is not State.FIXED:
         # A mistake of ours, which does not reach the tree.
-        _refuse(f"a tree that would be {after.state} afterwards ({after.detail})", path)
+        raise _refusal(path, f"a tree that would be {after.state} afterwards ({after.detail})", report)
     return Plan(report, changes)
 
 
@@ -119,9 +118,9 @@ def plan_revert(path: Path) -> Plan:
 
 def _refuse_other_forms(report: TreeReport, path: Path) -> None:
     if report.state is State.UNKNOWN:
-        _refuse(report.detail, path)
+        raise _refusal(path, report.detail, report)
     if report.line is not Line.GATE:
-        raise UnsupportedTargetError(f"cannot change {path}", found=f"the defect {report.detail}")
+        raise _refusal(path, f"the defect {report.detail}", report)
     for source in report.tree.sources:
         if re.search("\r(?!\n)", source.text):
             raise UnsupportedTargetError(
@@ -132,12 +131,9 @@ def _refuse_other_forms(report: TreeReport, path: Path) -> None:
             )
 
 
-def _refuse(found: str, path: Path) -> None:
-    raise UnsupportedTargetError(
-        f"cannot change {path}",
-        found=found,
-        advice=f"nemo-rl-deadline-fix verify --rl {shlex.quote(str(path))}",
-    )
+def _refusal(path: Path, found: str, report: TreeReport) -> UnsupportedTargetError:
+    advice = f"nemo-rl-deadline-fix verify --rl {shlex.quote(str(path))}" if report.playable else ""
+    return UnsupportedTargetError(f"cannot change {path}", found=found, advice=advice)
 
 
 def _edited_since(path: Path) -> UnsupportedTargetError:
