@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nemo_rl_deadline_fix.observing import ClockReport, metrics
     from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ClockReport",
