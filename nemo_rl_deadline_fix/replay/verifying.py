@@ -112,12 +112,12 @@ def installed_subject() -> Iterator[Subject]:
 
 def refusal(subject: Subject) -> str | None:
     """Why the fix is not put on a subject: "" where it has its own, None where nothing is against it."""
-    from nemo_rl_deadline_fix.shapes import Shape, classify
+    from nemo_rl_deadline_fix.shapes import State, classify
 
     finding = classify(subject.controller, subject.registry)
-    if finding.shape is Shape.AFFECTED:
+    if finding.state is State.UNPATCHED:
         return None
-    return "" if finding.shape is Shape.ALREADY_FIXED else finding.found
+    return "" if finding.state is State.ALREADY_FIXED else finding.found
 
 
 def _verify(
