@@ -117,11 +117,15 @@ def fix(module: ModuleType, start_path: list[str]) -> tuple[bool, str]:
         return True, str(error)
     finally:
         sys.path = path
-        for name in set(sys.modules) - before:
-            top = name.partition(".")[0]
-            if top not in {*before, __package__} and PathFinder.find_spec(top, own) is not None:
-                del sys.modules[name]
+        _forget({name for name in sys.modules if name.partition(".")[0] not in {*before, __package__}}, own)
     if report.state == "patched":
         return False, installing.is_on()
     why = f"{report.state} ({report.detail})" if report.detail else report.state
     return False, f"deadline fix {nemo_rl_deadline_fix.__version__} changed nothing: {why}"
+
+
+def _forget(names: set[str], own: list[str]) -> None:
+    """Take those modules out that a path has modules for."""
+    for name in names:
+        if PathFinder.find_spec(name.partition(".")[0], own) is not None:
+            del sys.modules[name]

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from pytest_mock import MockerFixture
 
 from nemo_rl_deadline_fix.cli import app
-from nemo_rl_deadline_fix.cli.printing import NARROWEST
 from nemo_rl_deadline_fix.cli.run_config import check_config
 from nemo_rl_deadline_fix.config import findings, loading
 from nemo_rl_deadline_fix.config.loading import Setting
@@ -537,7 +536,7 @@ def test_json_is_one_object(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     result = json.loads(captured.out, parse_constant=pytest.fail)
     assert list(result) == ["schema_version", "config", "exposed", "values", "findings"]
-    assert (result["schema_version"], result["config"], result["exposed"]) == (1, str(run), True)
+    assert (result["schema_version"], result["config"], result["exposed"]) == (2, str(run), True)
     assert {"key": Key.DEADLINE, "value": 180, "origin": f"{run}:12"} in result["values"]
     texts = ["message", "why", "consequence", "advice"]
     assert list(result["findings"][0]) == ["id", "severity", "key", "value", "origin", *texts]
@@ -581,8 +580,8 @@ def test_text_folds_at_spaces_only(
     assert {f"({path}:12)", *map(str, (Key.DEADLINE, Key.INTERVAL)), f"++{Key.STALL}=1140"} <= set(
         out.split()
     )
-    # A terminal of one column gets lines of this width beside their margin.
-    width = max(int(columns), len("    ") + NARROWEST)
+    # A text keeps 20 columns beside its indent, however narrow the terminal is.
+    width = max(int(columns), 24)
     assert all(len(line) <= width or len(line.split()) == 1 for line in out.splitlines())
 
 
