@@ -113,7 +113,8 @@ class RequestDeadlineRegistry:
         if since is None:
             return
         at = now()
-        if last := not self._holders:
+        last = not self._holders
+        if last:
             self._set_suspended(False)
             self._restart_all()
         self._watch.released(holder, since, at, last=last)

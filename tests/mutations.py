@@ -73,8 +73,8 @@ CLOCKS = (
         ("tests/test_registry.py", "tests/test_interleavings.py"),
         REGISTRY,
         "RequestDeadlineRegistry.resume",
-        r"last := not self\._holders",
-        "last := True",
+        r"last = not self\._holders",
+        "last = True",
     ),
     Mutant(
         "holding-counts",
