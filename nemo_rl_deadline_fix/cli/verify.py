@@ -13,11 +13,10 @@ from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show, 
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import verifying
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
-from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay
+from nemo_rl_deadline_fix.replay.records import EventKind, Replay
 from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 
 DEFAULTS = Parameters()
-_TITLES = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
 _COLOURS = {
     EventKind.DEADLINE_FIRES: "red",
     EventKind.SNAPSHOT_FAILED: "red",
@@ -116,7 +115,7 @@ def _print(result: Verification) -> None:
         show(f"ran {printable(file)}", first="  ", later=" " * 6)
     for form, run in result.runs.items():
         show()
-        show(_TITLES[form] if len(result.runs) > 1 else "as the code is", "bold")
+        show(result.title(form), "bold")
         _print_run(run)
     if len(result.runs) > 1:
         show()
@@ -134,7 +133,7 @@ def _print_run(run: Replay) -> None:
     first, last = run.snapshots[0], run.snapshots[-1]
     clocks = "stopped" if first.deadlines_suspended else "running"
     show(f"prepare: {_ready(first.ready_to_commit)}, {first.parked} parked, RL's clocks {clocks}")
-    show(f"RL outcome: {_outcome(run.attempts[0])}")
+    show(f"RL outcome: {run.attempts[0].in_words}")
     show(f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished")
     kept = last.completed_unacknowledged
     show(f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed")
@@ -144,16 +143,8 @@ def _print_summary(result: Verification) -> None:
     """One row for each form, after a heading."""
     rows = [("", "snapshots saved", "RL outcome of try 0")]
     for form, run in result.runs.items():
-        saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
-        rows.append((form.value, f"{saved} of {len(run.snapshots)}", _outcome(run.attempts[0])))
+        rows.append((form.value, run.saved, run.attempts[0].in_words))
     show_table(rows)
-
-
-def _outcome(attempt: Attempt) -> str:
-    """How a try ended for RL."""
-    if attempt.outcome == "timeout":
-        return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
-    return f"reply with reward {attempt.reward:g}"
 
 
 def _ready(ready_to_commit: bool) -> str:

@@ -86,6 +86,13 @@ class Attempt:
     acknowledged: bool
     error: str
 
+    @property
+    def in_words(self) -> str:
+        """How it ended for RL."""
+        if self.outcome == "timeout":
+            return f"timed out after {self.at:g} s while {self.state_when_given_up}"
+        return f"reply with reward {self.reward:g}"
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -102,6 +109,13 @@ class Replay:
     def bodies_started(self) -> int:
         """How many tries RL sent to Gym; each runs to its end there, whether RL reads its reply or not."""
         return len(self.attempts)
+
+    @property
+    def saved(self) -> str:
+        """How many of the snapshots were saved: `1 of 2`."""
+        return (
+            f"{sum(snapshot.outcome == 'committed' for snapshot in self.snapshots)} of {len(self.snapshots)}"
+        )
 
     @property
     def stalls(self) -> bool:

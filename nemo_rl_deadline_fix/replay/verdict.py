@@ -70,6 +70,11 @@ class Verification:
     judged: Verdict = Verdict.NOT_APPLICABLE
     detail: str = ""
 
+    def title(self, form: Form) -> str:
+        """What one of the forms is called; one that is alone has no before and after."""
+        titles = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
+        return titles[form] if len(self.runs) > 1 else "as the code is"
+
     @property
     def verdict(self) -> Verdict:
         """What it comes to."""
