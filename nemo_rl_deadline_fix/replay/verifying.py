@@ -16,7 +16,7 @@ from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
 from nemo_rl_deadline_fix.replay.subjects import Subject, cannot_simulate
 from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
-from nemo_rl_deadline_fix.shapes import Shape, classify
+from nemo_rl_deadline_fix.shapes import State, classify
 
 if TYPE_CHECKING:
     from nemo_rl_deadline_fix.source import TreeReport
@@ -84,9 +84,9 @@ def subject_of(path: Path) -> Subject:
 def refusal(subject: Subject) -> str | None:
     """Why the fix is not put on a subject: "" where it has its own, None where nothing is against it."""
     finding = classify(subject.controller, subject.registry)
-    if finding.shape is Shape.AFFECTED:
+    if finding.state is State.UNPATCHED:
         return None
-    return "" if finding.shape is Shape.ALREADY_FIXED else finding.found
+    return "" if finding.state is State.ALREADY_FIXED else finding.found
 
 
 def _subject(tree: TreeReport) -> Subject:

@@ -22,9 +22,12 @@ from nemo_rl_deadline_fix.source.sites import Kind, Rule, Site, State, body_of
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
     CONTROLLER_FILE,
+    DOCUMENTED,
     GATE,
     MANAGER_CLASS,
     MANAGER_FILE,
+    NIGHTLY_FILES,
+    NOT_MENDED,
     PREPARE,
     REGISTRY,
     REGISTRY_CLASS,
@@ -39,12 +42,7 @@ DISPATCH_GATE = "RolloutDispatchAdmissionGate"
 """The coordinator line's gate, a class beside the manager; `closed()` keeps it closed for a block."""
 _LEGACY = "nemo_rl/algorithms/grpo.py"
 """What every NeMo RL has, those without a single controller too."""
-_NIGHTLY = tuple(name for name in SNAPSHOT_FILES if "checkpointing" in name)
 _MIXED = "a controller of one line of NeMo RL with a manager of another"
-_UPDATE = (
-    "in a form that this package does not mend: NeMo RL has the fix itself from a newer version on "
-    "(named holders); update NeMo RL"
-)
 
 
 class Line(StrEnum):
@@ -167,9 +165,9 @@ def _other_line(tree: Tree) -> Verdict:
     blocks = list(_closed_blocks(tree.controller)) if tree.controller else []
     if tree.controller and tree.manager and blocks and f"class {DISPATCH_GATE}" in tree.manager.text:
         return _coordinator(tree.controller, tree.manager, blocks)
-    nightly = [name for name in speaking if name in _NIGHTLY]
+    nightly = [name for name in speaking if name in NIGHTLY_FILES]
     if nightly and tree.manager and _takes_names(tree.manager):
-        detail = f"Gym snapshots in {nightly[0]}: NeMo RL's documentation says that it is fixed"
+        detail = f"Gym snapshots in {nightly[0]}: {DOCUMENTED}"
         return Line.COORDINATOR, State.UNKNOWN, detail, []
     others = f" and {len(speaking) - 1} more" if len(speaking) > 1 else ""
     detail = f"Gym snapshots in a form that this package does not know: {speaking[0]}{others}"
@@ -195,7 +193,7 @@ def _coordinator(controller: Source, manager: Source, blocks: list[_Block]) -> V
     named, calls = _takes_names(manager), len(_named_calls(controller.module))
     one_flag = {site.state for site in manager_sites(manager) if site.required} == {State.AFFECTED}
     if held == {State.AFFECTED} and one_flag and not calls:
-        return Line.COORDINATOR, State.AFFECTED, _UPDATE, sites
+        return Line.COORDINATOR, State.AFFECTED, f"{NOT_MENDED}; update NeMo RL", sites
     if held == {State.FIXED} and named and calls == 2 * len(sites):
         return Line.COORDINATOR, State.FIXED, f"by NeMo RL itself ({sites[0].where})", sites
     found = "clocks that are held in a way that is not known"
