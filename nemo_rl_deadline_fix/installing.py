@@ -13,6 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
 from nemo_rl_deadline_fix import __version__, wrapping
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.importing import ControllerHook
@@ -27,6 +30,7 @@ from nemo_rl_deadline_fix.targets import (
     REGISTRY,
     REGISTRY_CLASS,
     SNAPSHOT_FILES,
+    TRIED,
 )
 
 LATE = (
@@ -108,7 +112,7 @@ def on_import(module: ModuleType, *, announce: bool = True, acknowledge: bool | 
     With `announce` a line at INFO says that it is on, where it was not before. Else as `install`.
     """
     global _acknowledge
-    warnings: tuple[str, ...] = ()
+    warnings = _untried_versions()
     with _lock:
         _acknowledge = _acknowledge if acknowledge is None else acknowledge
         finding = _finding(module)
@@ -121,7 +125,7 @@ def on_import(module: ModuleType, *, announce: bool = True, acknowledge: bool | 
             for _, controller in other:
                 wrapping.patch(controller, acknowledge=_acknowledge)
             if _forget_exports(other):
-                warnings = (LATE,)
+                warnings += (LATE,)
             if other and announce:
                 log(logging.INFO, "%s", is_on())
     return _report(finding, warnings)
@@ -169,6 +173,23 @@ def _report(finding: Finding, warnings: tuple[str, ...] = ()) -> Report:
     if wrapping.acknowledges_here:
         stranded = f"{ACKNOWLEDGES}: {stranded_so_far()}"
     return Report(finding.state, finding.found, warnings, clocks(), stranded)
+
+
+def _untried_versions() -> tuple[str, ...]:
+    """One line for each imported package of an untried version; builds from git count by their number."""
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in TRIED}
+    return tuple(
+        f"{name} {version} is outside of the tried range {TRIED[name]}; its shape decides"
+        for name, version in versions.items()
+        if isinstance(version, str) and not _is_within(version, TRIED[name])
+    )
+
+
+def _is_within(version: str, tried: str) -> bool:
+    try:
+        return SpecifierSet(tried).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def _on_import(module: ModuleType) -> None:

@@ -93,3 +93,6 @@ UNACKNOWLEDGED = "completed_unacknowledged"
 """Gym's word for finished replies that nobody has ACKed; with one of them no agent is ready."""
 STRANDED_PREFIX = "rollout/stranded"
 """Common beginning of the metrics about replies that NeMo RL gave up on."""
+
+TRIED = {"ray": ">=2.55,<3", "nemo_rl": ">=0.6.0.dev0,<1"}
+"""Version ranges that were tried, by module. Outside of them there is a warning; the shape decides."""

@@ -771,6 +771,38 @@ def test_failure_in_the_hook(
     assert record.exc_info is not None
 
 
+@pytest.mark.parametrize(
+    ("version", "inside"),
+    [
+        ("0.6.0.dev0", True),
+        ("0.7.0.dev3+g98b3b6c.d20261129", True),
+        ("0.5.9", False),
+        ("1.0.0rc1", False),
+        ("unknown", False),
+        (None, True),
+    ],
+)
+def test_versions_warn_and_shapes_decide(
+    imported: Callable[..., ModuleType],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str | None,
+    inside: bool,
+) -> None:
+    """A version outside of the tried range is a warning, never a refusal; none at all is fine."""
+    imported(fresh(Affected))
+    package = ModuleType("nemo_rl")
+    vars(package)["__version__"] = version
+    monkeypatch.setitem(sys.modules, "nemo_rl", package)
+
+    report = install()
+
+    assert report.state is State.PATCHED
+    lines = [] if inside else [f"nemo_rl {version} is outside of the tried range >=0.6.0.dev0,<1"]
+    assert [text.partition(";")[0] for text in report.warnings] == lines
+    assert list(report.warnings) == [text for text in caplog.messages if "tried range" in text]
+
+
 def test_one_line_says_that_it_is_on(shadow: None, caplog: pytest.LogCaptureFixture) -> None:
     """INFO with the version, once, when the class is patched, and not before NeMo RL is imported."""
     with caplog.at_level(logging.INFO, "nemo_rl.deadline_fix"):
