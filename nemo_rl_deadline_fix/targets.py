@@ -15,7 +15,6 @@ MANAGER_CLASS = "RolloutManager"
 REGISTRY_CLASS = "RequestDeadlineRegistry"
 DEADLINE_CLASS = "_Deadline"
 
-FAILURES_FILE = "nemo_rl/experience/failures.py"
 TIMEOUT_CLASS = "RolloutTimeout"
 
 PREPARE = "_prepare_and_commit_gym_checkpoint"

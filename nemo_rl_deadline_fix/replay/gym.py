@@ -7,39 +7,34 @@ stands for servers and actors that need a cluster; the classes under test are RL
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from nemo_rl_deadline_fix.replay.clock import now
-from nemo_rl_deadline_fix.replay.records import EventKind, Record
+from nemo_rl_deadline_fix.replay.records import EventKind, Timeline
 
 RETRY_S = 0.1
 """How often RL's Gym actor asks again after a "not ready", in seconds."""
 
 
-class ExecutionState(StrEnum):
-    """State of one `/run`."""
+class State(StrEnum):
+    """State of one `/run`; the values are the words used in timelines and in JSON."""
 
+    NOT_STARTED = "not started"
     RUNNING = "running"
     PARK_REQUESTED = "park_requested"
     PARKED = "parked"
     COMPLETED = "completed"
-
-
-@dataclass
-class Execution:
-    """One try of one rollout inside Gym."""
-
-    index: int
-    state: ExecutionState = ExecutionState.RUNNING
-    awake: asyncio.Event = field(default_factory=asyncio.Event)
+    ACKNOWLEDGED = "acknowledged"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a prepare comes to: how many executions stand where; with an id it is the Gym actor's answer."""
+    """What a prepare comes to: how many runs stand where; with an id it is the Gym actor's answer."""
 
     running: int
     parked: int
@@ -65,16 +60,14 @@ class Committed:
 
 
 class Participant:
-    """The executions of one agent server, parked at turn boundaries while a snapshot is taken."""
+    """The runs of one agent server, parked at turn boundaries while a snapshot is taken."""
 
-    def __init__(self, record: Record, who: str = "Gym /run") -> None:
-        self._record = record
-        self._who = who
-        self._changed = asyncio.Condition()
-        self._accepting = True
-        self._live: dict[int, Execution] = {}
-        self._acknowledged: set[int] = set()
-        self.finished = 0
+    def __init__(self, record: Timeline) -> None:
+        self._record = partial(record, "Gym /run")
+        self._states: dict[int, State] = {}
+        self._changed = asyncio.Event()
+        self._accepting = asyncio.Event()
+        self._accepting.set()
 
     async def run(self, index: int, work_s: float, turn_s: float) -> float:
         """Run one try to its end, turn by turn; its reply is kept until it is ACKed.
@@ -90,44 +83,39 @@ class Participant:
         Raises:
             RuntimeError: Admission is closed, or this try ran before.
         """
-        if not self._accepting or index in self._live or index in self._acknowledged:
+        if not self._accepting.is_set() or index in self._states:
             raise RuntimeError(f"Gym refuses try {index}")
-        execution = self._live[index] = Execution(index)
-        self._record(self._who, f"try {index} starts", EventKind.RUN_STARTS, index)
-        left = work_s
-        while left > 0:
-            turn = min(turn_s, left)
+        self._set(index, State.RUNNING)
+        self._record(f"try {index} starts", EventKind.RUN_STARTS, index)
+        while work_s > 0:
+            turn = min(turn_s, work_s)
             await asyncio.sleep(turn)
-            left -= turn
-            if left > 0 and execution.state is ExecutionState.PARK_REQUESTED:
-                await self._park(execution)
-        await self._set(execution, ExecutionState.COMPLETED)
-        self.finished += 1
+            work_s -= turn
+            if work_s > 0 and self.state(index) is State.PARK_REQUESTED:
+                self._set(index, State.PARKED)
+                self._record(f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
+                await self._accepting.wait()
+                self._set(index, State.RUNNING)
+                self._record(f"try {index} resumes", EventKind.RUN_RESUMES, index)
+        self._set(index, State.COMPLETED)
         what = f"try {index} finishes; its reply is kept until it is ACKed"
-        self._record(self._who, what, EventKind.RUN_FINISHES, index)
+        self._record(what, EventKind.RUN_FINISHES, index)
         return 1.0
 
     async def prepare(self, deadline_ts: float) -> Prepared:
         """Close admission, ask everyone to park, and wait until nothing runs or time is up."""
-        self._accepting = False
-        for execution in self._live.values():
-            if execution.state is ExecutionState.RUNNING:
-                execution.state = ExecutionState.PARK_REQUESTED
-        async with self._changed:
-            while self.report().running and (left := deadline_ts - now()) > 0:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), left)
-                except TimeoutError:
-                    break
-        return self.report()
+        self._accepting.clear()
+        self._turn(State.RUNNING, State.PARK_REQUESTED)
+        while (report := self.report()).running and (left := deadline_ts - now()) > 0:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        return report
 
     def resume(self) -> None:
         """Reopen admission and wake everyone who is parked."""
-        self._accepting = True
-        for execution in self._live.values():
-            if execution.state is ExecutionState.PARK_REQUESTED:
-                execution.state = ExecutionState.RUNNING
-            execution.awake.set()
+        self._accepting.set()
+        self._turn(State.PARK_REQUESTED, State.RUNNING)
 
     def acknowledge(self, index: int) -> None:
         """Release a kept reply.
@@ -135,108 +123,87 @@ class Participant:
         Raises:
             RuntimeError: There is none for this try.
         """
-        if index in self._acknowledged:
-            return
-        if self.state(index) != ExecutionState.COMPLETED:
+        if self.state(index) is not State.COMPLETED:
             raise RuntimeError(f"Gym has no completed reply of try {index}")
-        del self._live[index]
-        self._acknowledged.add(index)
-        self._record(self._who, f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
+        self._set(index, State.ACKNOWLEDGED)
+        self._record(f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
 
-    def state(self, index: int) -> str:
-        """State of a try by its word; "not started" before it has one, "acknowledged" after the last."""
-        if index in self._acknowledged:
-            return "acknowledged"
-        execution = self._live.get(index)
-        return str(execution.state) if execution else "not started"
+    def state(self, index: int) -> State:
+        """State of a try."""
+        return self._states.get(index, State.NOT_STARTED)
+
+    def count(self, *states: State) -> int:
+        """How many tries are in one of some states."""
+        return sum(state in states for state in self._states.values())
 
     def report(self) -> Prepared:
-        """How many executions stand where."""
-        states = [execution.state for execution in self._live.values()]
+        """How many runs stand where."""
         return Prepared(
-            running=states.count(ExecutionState.RUNNING) + states.count(ExecutionState.PARK_REQUESTED),
-            parked=states.count(ExecutionState.PARKED),
-            completed_unacknowledged=states.count(ExecutionState.COMPLETED),
+            running=self.count(State.RUNNING, State.PARK_REQUESTED),
+            parked=self.count(State.PARKED),
+            completed_unacknowledged=self.count(State.COMPLETED),
         )
 
-    async def _park(self, execution: Execution) -> None:
-        execution.awake.clear()
-        await self._set(execution, ExecutionState.PARKED)
-        index = execution.index
-        self._record(self._who, f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
-        await execution.awake.wait()
-        await self._set(execution, ExecutionState.RUNNING)
-        self._record(self._who, f"try {index} resumes", EventKind.RUN_RESUMES, index)
+    def _turn(self, state: State, into: State) -> None:
+        self._states.update({index: into for index, now_in in self._states.items() if now_in is state})
 
-    async def _set(self, execution: Execution, state: ExecutionState) -> None:
-        execution.state = state
-        async with self._changed:
-            self._changed.notify_all()
+    def _set(self, index: int, state: State) -> None:
+        self._states[index] = state
+        self._changed.set()
 
 
 class Remote:
-    """A method of an actor: what `.remote(...)` returns makes the call when it is awaited."""
+    """A method of an actor: what `.remote(...)` returns makes the call when it is awaited, and not before."""
 
-    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
-        self._method = method
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
 
-    def remote(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+    def remote(self, *args: Any, **kwargs: Any) -> Remote:
         """The call; one that nobody awaits, because something failed before, is not made."""
-        return _Call(lambda: self._method(*args, **kwargs))
-
-
-class _Call(Awaitable[Any]):
-    def __init__(self, start: Callable[[], Awaitable[Any]]) -> None:
-        self._start = start
+        return Remote(partial(self._call, *args, **kwargs))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._start().__await__()
+        return self._call().__await__()
 
 
+@dataclass
 class GymActor:
     """RL's actor in front of one shard of Gym, with the calls that the controller makes of it.
 
-    Args:
+    Attributes:
         participant: The one agent server behind it.
         record: Takes an event for the timeline.
-        commit_until: Returns, when a commit begins, at what time it ends (seconds of the simulation).
+        commits_until: Returns, when a commit begins, at what time it ends (seconds of the simulation).
         prepared: Called with every last report of a prepare.
         who: What its events begin with.
     """
 
-    def __init__(
-        self,
-        participant: Participant,
-        record: Record,
-        commit_until: Callable[[], float],
-        prepared: Callable[[Prepared], None],
-        who: str = "Gym",
-    ) -> None:
-        self._participant = participant
-        self._record = record
-        self._commit_until = commit_until
-        self._prepared = prepared
-        self._who = who
+    participant: Participant
+    record: Timeline
+    commits_until: Callable[[], float]
+    prepared: Callable[[Prepared], None]
+    who: str = "Gym"
+
+    def __post_init__(self) -> None:
         self._dispatch_open = asyncio.Event()
         self._dispatch_open.set()
         self.prepare_checkpoint = Remote(self._prepare)
         self.commit_checkpoint = Remote(self._commit)
-        self.resume_checkpoint = Remote(self._resume)
-        self.abort_checkpoint = Remote(self._resume)
+        self.resume_checkpoint = self.abort_checkpoint = Remote(self._resume)
 
     async def run_rollout(self, index: int, work_s: float, turn_s: float) -> float:
         """Send a try to Gym; sent during a snapshot it waits here until that is over."""
         if not self._dispatch_open.is_set():
             what = f"try {index} waits until the snapshot is over"
-            self._record(f"{self._who} actor", what, EventKind.RUN_WAITS, index)
+            self.record(f"{self.who} actor", what, EventKind.RUN_WAITS, index)
         await self._dispatch_open.wait()
-        return await self._participant.run(index, work_s, turn_s)
+        return await self.participant.run(index, work_s, turn_s)
 
     async def _prepare(self, checkpoint_id: str, deadline_ts: float) -> Prepared:
         self._dispatch_open.clear()
         asked_before = False
         while True:
-            report = await self._participant.prepare(deadline_ts)
+            report = await self.participant.prepare(deadline_ts)
             left = deadline_ts - now()
             if report.ready_to_commit or left <= 0:
                 break
@@ -245,7 +212,7 @@ class GymActor:
                 self._record_prepare(report, "not ready, asks again", EventKind.PREPARE_NOT_READY)
                 asked_before = True
             await asyncio.sleep(min(RETRY_S, left))
-        self._prepared(report)
+        self.prepared(report)
         if report.ready_to_commit:
             self._record_prepare(report, "ready", EventKind.PREPARE_READY)
             return replace(report, checkpoint_id=checkpoint_id)
@@ -258,23 +225,12 @@ class GymActor:
 
     def _record_prepare(self, report: Prepared, what: str, kind: EventKind) -> None:
         counts = f"{report.parked} parked, {report.completed_unacknowledged} not ACKed"
-        self._record(f"{self._who} prepare", f"{what} ({counts})", kind)
+        self.record(f"{self.who} prepare", f"{what} ({counts})", kind)
 
     async def _commit(self, checkpoint_id: str, *_: Any) -> Committed:
-        await asyncio.sleep(max(0.0, self._commit_until() - now()))
+        await asyncio.sleep(max(0.0, self.commits_until() - now()))
         return Committed(checkpoint_id)
 
     async def _resume(self, checkpoint_id: str, *_: Any) -> None:
-        self._participant.resume()
+        self.participant.resume()
         self._dispatch_open.set()
-
-
-class GymShards:
-    """What a controller of sharded Gym asks for: all actors by label, and each one's folder in a snapshot."""
-
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.checkpoint_instances = tuple((f"gym-{number}", actor) for number, actor in enumerate(actors))
-
-    def checkpoint_relative_dir(self, label: str) -> str:
-        """The shard's folder below the snapshot's."""
-        return label

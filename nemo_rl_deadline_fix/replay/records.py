@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+
+from nemo_rl_deadline_fix.replay.clock import now
 
 
 class EventKind(StrEnum):
@@ -41,7 +42,7 @@ class Event:
         who: The actor.
         what: What it does, in words.
         kind: The same for programs.
-        number: The try's index or the snapshot's number, where the event is about one.
+        number: The try's or the snapshot's, where the event is about one.
     """
 
     at: float
@@ -51,11 +52,12 @@ class Event:
     number: int | None = None
 
 
-class Record(Protocol):
-    """Puts an event of this moment on the timeline."""
+class Timeline(list[Event]):
+    """The events of a simulation, which is called with the fields of one that happens now."""
 
     def __call__(self, who: str, what: str, kind: EventKind, number: int | None = None) -> None:
-        """Take an event's fields; the timeline knows the time."""
+        """Add an event of this moment."""
+        self.append(Event(now(), who, what, kind, number))
 
 
 @dataclass(frozen=True)
@@ -87,25 +89,19 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Replay:
-    """What happened in one simulation.
-
-    Attributes:
-        events: The timeline.
-        snapshots: The snapshots in order.
-        attempts: The tries of the one rollout in order.
-        bodies_started: Number of tries that RL sent to Gym.
-        bodies_finished: Number of those that Gym ran to their end.
-        holders_left: Who still holds the clocks when all is over.
-        telemetry: What the controller logged.
-    """
+    """What happened in one simulation, up to who still holds the clocks when all is over."""
 
     events: tuple[Event, ...]
     snapshots: tuple[Snapshot, ...]
     attempts: tuple[Attempt, ...]
-    bodies_started: int
     bodies_finished: int
     holders_left: tuple[str, ...]
     telemetry: tuple[dict[str, float], ...]
+
+    @property
+    def bodies_started(self) -> int:
+        """How many tries RL sent to Gym; each runs to its end there, whether RL reads its reply or not."""
+        return len(self.attempts)
 
     @property
     def stalls(self) -> bool:
@@ -123,12 +119,7 @@ class Replay:
         if self.stalls:
             failed = f"the snapshot at {self.snapshots[-1].at:g} s failed on a reply that nobody had ACKed"
             late = [attempt.index for attempt in self.attempts if attempt.outcome == "timeout"]
-            if not late:
-                return failed
-            return (
-                f"{failed}: try {late[0]} was too slow for its budget while it ran, which strands its reply "
-                "with the fix as without it"
-            )
-        if self.holders_left:
-            return f"the clocks are still held by {', '.join(self.holders_left)}"
-        return ""
+            slow = "was too slow for its budget while it ran, which strands its reply, fix or no fix"
+            return f"{failed}: try {late[0]} {slow}" if late else failed
+        held = ", ".join(self.holders_left)
+        return f"the clocks are still held by {held}" if held else ""

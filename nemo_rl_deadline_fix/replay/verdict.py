@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.records import Replay
-from nemo_rl_deadline_fix.replay.subjects import SourceFile
 
 
 class Form(StrEnum):
@@ -28,15 +27,23 @@ class Verdict(StrEnum):
     OTHER_FORM = "affected"
     UNDECIDED = "undecided"
 
+    @property
+    def exit_code(self) -> int:
+        """0 for fine, 1 for a finding, 2 where that could not be told."""
+        return {Verdict.STILL_STALLS: 1, Verdict.OTHER_FORM: 1, Verdict.UNDECIDED: 2}.get(self, 0)
 
-EXIT_CODES = {
-    Verdict.FIXED: 0,
-    Verdict.ALREADY_FIXED: 0,
-    Verdict.NOT_APPLICABLE: 0,
-    Verdict.STILL_STALLS: 1,
-    Verdict.OTHER_FORM: 1,
-    Verdict.UNDECIDED: 2,
+
+_JUDGED = {
+    Verdict.NOT_APPLICABLE: "Nothing to fix here: {}.",
+    Verdict.ALREADY_FIXED: "Not simulated; fixed {}.",
+    Verdict.OTHER_FORM: "Not simulated; affected, {}.",
+    Verdict.UNDECIDED: "Could not tell, and not simulated: {}.",
 }
+_GONE = Verdict.FIXED, "The stall is there before and gone after: the fix holds for these numbers."
+_NEVER_THERE = (
+    Verdict.ALREADY_FIXED,
+    "Already fixed: this code as it is does not stall with numbers that stall NeMo RL without a fix.",
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,9 @@ class Verification:
         kind: `embedded`, `checkout` or `installed`.
         path: Where the target is; "" for the embedded model.
         parameters: The numbers.
-        files: The files and lines that ran.
+        files: The files that were executed.
         runs: What happened in each form. With the fix only where the package can put it on this code.
-        stalls_elsewhere: Whether code with the defect stalls with these numbers.
+        stalls: Whether code with the defect stalls with these numbers.
         judged: The verdict where nothing was simulated.
         detail: Why it is that, or why the fix was not put on.
     """
@@ -57,58 +64,36 @@ class Verification:
     kind: str
     path: str
     parameters: Parameters
-    files: tuple[SourceFile, ...] = ()
+    files: tuple[str, ...] = ()
     runs: Mapping[Form, Replay] = field(default_factory=dict)
-    stalls_elsewhere: bool = True
+    stalls: bool = True
     judged: Verdict = Verdict.NOT_APPLICABLE
     detail: str = ""
 
     @property
     def verdict(self) -> Verdict:
         """What it comes to."""
-        return self._verdict_and_sentence()[0]
+        return self._conclusion()[0]
 
     @property
     def sentence(self) -> str:
         """The verdict in words, with its reason."""
-        return self._verdict_and_sentence()[1]
+        return self._conclusion()[1]
 
-    def _verdict_and_sentence(self) -> tuple[Verdict, str]:
-        before, after = self.runs.get(Form.AS_IS), self.runs.get(Form.CLOCKS)
-        if before is None:
+    def _conclusion(self) -> tuple[Verdict, str]:
+        if not self.runs:
             return self.judged, _JUDGED[self.judged].format(self.detail)
-        if after is None:
-            return self._alone(before)
-        if not before.stalls:
-            return Verdict.UNDECIDED, f"Could not tell: {_no_stall(before)}"
-        if after.trouble:
-            return Verdict.STILL_STALLS, f"STILL STALLS with the fix: {after.trouble}."
-        return (
-            Verdict.FIXED,
-            "The stall is there before and gone after: the fix holds for these numbers.",
-        )
-
-    def _alone(self, run: Replay) -> tuple[Verdict, str]:
-        if run.trouble:
+        runs = list(self.runs.values())
+        if not self.stalls:
+            return Verdict.UNDECIDED, f"Could not tell: {_why_no_stall(runs[0])}"
+        if runs[-1].trouble:
+            fix = " with the fix" if len(runs) > 1 else ""
             refused = f" This package does not put its fix on it: {self.detail}." if self.detail else ""
-            return Verdict.STILL_STALLS, f"STILL STALLS: {run.trouble}.{refused}"
-        if not self.stalls_elsewhere:
-            return Verdict.UNDECIDED, f"Could not tell: {_no_stall(run)}"
-        return (
-            Verdict.ALREADY_FIXED,
-            "Already fixed: this code as it is does not stall with numbers that stall NeMo RL without a fix.",
-        )
+            return Verdict.STILL_STALLS, f"STILL STALLS{fix}: {runs[-1].trouble}.{refused}"
+        return _GONE if len(runs) > 1 else _NEVER_THERE
 
 
-_JUDGED = {
-    Verdict.NOT_APPLICABLE: "Nothing to fix here: {}.",
-    Verdict.ALREADY_FIXED: "Not simulated; fixed {}.",
-    Verdict.OTHER_FORM: "Not simulated; affected, {}.",
-    Verdict.UNDECIDED: "Could not tell, and not simulated: {}.",
-}
-
-
-def _no_stall(run: Replay) -> str:
+def _why_no_stall(run: Replay) -> str:
     first = run.snapshots[0]
     if first.outcome != "committed" and not first.error.startswith("TimeoutError"):
         return f"the first snapshot fails for another reason ({first.error})."
