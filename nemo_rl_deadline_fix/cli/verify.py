@@ -13,13 +13,18 @@ from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show, 
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import verifying
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
-from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay
+from nemo_rl_deadline_fix.replay.records import EventKind, Replay
 from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 
 DEFAULTS = Parameters()
-_TITLES = {Form.AS_IS: "before: as the code is", Form.CLOCKS: "after: with the fix"}
+_TITLES = {
+    Form.AS_IS: "as the code is",
+    Form.CLOCKS: "with the fix",
+    Form.ACKNOWLEDGE: "with the fix and --acknowledge",
+}
 _COLOURS = {
     EventKind.DEADLINE_FIRES: "red",
+    EventKind.ROW_FAILS: "red",
     EventKind.SNAPSHOT_FAILED: "red",
     EventKind.PREPARE_GIVES_UP: "red",
     EventKind.REPLY_READ: "green",
@@ -58,6 +63,10 @@ def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..
     help="What else suspends or resumes the clocks: a weight sync in mid-snapshot, or a training switch.",
 )
 @click.option(
+    "--fail-row", is_flag=True, help="Three rows instead of one, of which one fails on its first attempt."
+)
+@click.option("--hang", is_flag=True, help="The first try's last turn never ends: this stall stays.")
+@click.option(
     "--shards",
     metavar="NUMBER",
     type=int,
@@ -78,7 +87,8 @@ def verify(
 
     The clock is virtual and the printed times are what the simulation computed. Exit code 0: the stall is
     there before and gone after, or the target is fixed or has no Gym snapshots; 1: it stalls, and the fix
-    does not help; 2: could not tell.
+    does not help; 2: could not tell. Where the clocks alone leave a stall, as with --work 220 or --fail-row,
+    a third simulation acknowledges what RL has given up on, as `run --acknowledge` does.
     """
     if rl is not None and installed:
         raise InvalidInputError(
@@ -116,7 +126,7 @@ def _print(result: Verification) -> None:
         show(f"ran {printable(file)}", first="  ", later=" " * 6)
     for form, run in result.runs.items():
         show()
-        show(_TITLES[form] if len(result.runs) > 1 else "as the code is", "bold")
+        show(f"{_name(result, form)}: {_TITLES[form]}" if len(result.runs) > 1 else _TITLES[form], "bold")
         _print_run(run)
     if len(result.runs) > 1:
         show()
@@ -134,25 +144,49 @@ def _print_run(run: Replay) -> None:
     first, last = run.snapshots[0], run.snapshots[-1]
     clocks = "stopped" if first.deadlines_suspended else "running"
     show(f"prepare: {_ready(first.ready_to_commit)}, {first.parked} parked, RL's clocks {clocks}")
-    show(f"RL outcome: {_outcome(run.attempts[0])}")
+    show(f"RL outcome: {_outcome(run)}")
     show(f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished")
     kept = last.completed_unacknowledged
-    show(f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed")
+    hung = "; a run never reaches a turn boundary" * run.hangs
+    show(f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed{hung}")
 
 
 def _print_summary(result: Verification) -> None:
     """One row for each form, after a heading."""
-    rows = [("", "snapshots saved", "RL outcome of try 0")]
+    tell, heading = _outcome, "RL outcome of try 0"
+    if Form.ACKNOWLEDGE in result.runs:
+        tell, heading = _replies, "replies"
+    rows = [("", "snapshots saved", heading)]
     for form, run in result.runs.items():
         saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
-        rows.append((form.value, f"{saved} of {len(run.snapshots)}", _outcome(run.attempts[0])))
+        rows.append((_name(result, form), f"{saved} of {len(run.snapshots)}", tell(run)))
     show_table(rows)
 
 
-def _outcome(attempt: Attempt) -> str:
-    """How a try ended for RL."""
+def _name(result: Verification, form: Form) -> str:
+    """What a form is called beside the others: the clocks are not all of the fix where there are three."""
+    return "clocks" if form is Form.CLOCKS and Form.ACKNOWLEDGE in result.runs else form.value
+
+
+def _replies(run: Replay) -> str:
+    """What became of the replies."""
+    said = [f"{run.replies.read} read"]
+    if run.replies.acknowledged:
+        said.append(f"{run.replies.acknowledged} given up and ACKed")
+    if run.replies.stranded:
+        said.append(f"{run.replies.stranded} given up and never ACKed")
+    if run.hangs:
+        said.append("a run hangs")
+    return ", ".join(said)
+
+
+def _outcome(run: Replay) -> str:
+    """How the first try ended for RL."""
+    attempt = run.attempts[0]
     if attempt.outcome == "timeout":
         return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
+    if attempt.outcome == "failed":
+        return f"a row failed after {attempt.at:g} s, {attempt.error}"
     return f"reply with reward {attempt.reward:g}"
 
 
@@ -187,6 +221,8 @@ def _scratch_run(run: Replay) -> list[str]:
     outcome: dict[str, Any] = {"reply": {"reward": attempt.reward}}
     if attempt.outcome == "timeout":
         outcome = {"timeout": attempt.error, "state_when_rl_gave_up": str(attempt.state_when_given_up)}
+    elif attempt.outcome == "failed":
+        outcome = {"failed": attempt.error}
     return [
         f"prepare: ready_to_commit={first.ready_to_commit} parked={first.parked} "
         f"(RL deadline registry suspended={first.deadlines_suspended})",

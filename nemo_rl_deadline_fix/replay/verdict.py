@@ -15,6 +15,7 @@ class Form(StrEnum):
 
     AS_IS = "before"
     CLOCKS = "after"
+    ACKNOWLEDGE = "acknowledge"
 
 
 class Verdict(StrEnum):
@@ -40,6 +41,11 @@ _JUDGED = {
     Verdict.UNDECIDED: "Could not tell, and not simulated: {}.",
 }
 _GONE = Verdict.FIXED, "The stall is there before and gone after: the fix holds for these numbers."
+_GONE_WITH_ACKNOWLEDGE = (
+    Verdict.FIXED,
+    "The stall is there before and with the clocks alone, and gone with --acknowledge: the fix holds for "
+    "these numbers.",
+)
 _NEVER_THERE = (
     Verdict.ALREADY_FIXED,
     "Already fixed: this code as it is does not stall with numbers that stall NeMo RL without a fix.",
@@ -87,10 +93,10 @@ class Verification:
         if not self.stalls:
             return Verdict.UNDECIDED, f"Could not tell: {_why_no_stall(runs[0])}"
         if runs[-1].trouble:
-            fix = " with the fix" if len(runs) > 1 else ""
+            fix = ("", " with the fix", " with the fix and --acknowledge")[len(runs) - 1]
             refused = f" This package does not put its fix on it: {self.detail}." if self.detail else ""
             return Verdict.STILL_STALLS, f"STILL STALLS{fix}: {runs[-1].trouble}.{refused}"
-        return _GONE if len(runs) > 1 else _NEVER_THERE
+        return (_NEVER_THERE, _GONE, _GONE_WITH_ACKNOWLEDGE)[len(runs) - 1]
 
 
 def _why_no_stall(run: Replay) -> str:
