@@ -17,11 +17,6 @@ from nemo_rl_deadline_fix.replay.records import EventKind, Replay
 from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 
 DEFAULTS = Parameters()
-_TITLES = {
-    Form.AS_IS: "as the code is",
-    Form.CLOCKS: "with the fix",
-    Form.ACKNOWLEDGE: "with the fix and --acknowledge",
-}
 _COLOURS = {
     EventKind.DEADLINE_FIRES: "red",
     EventKind.ROW_FAILS: "red",
@@ -126,11 +121,11 @@ def _print(result: Verification) -> None:
         show(f"ran {printable(file)}", first="  ", later=" " * 6)
     for form, run in result.runs.items():
         show()
-        show(f"{_name(result, form)}: {_TITLES[form]}" if len(result.runs) > 1 else _TITLES[form], "bold")
+        show(result.title(form), "bold")
         _print_run(run)
     if len(result.runs) > 1:
         show()
-        _print_summary(result)
+        show_table(result.summary())
     if result.runs:
         show()
     colour = ("green", "red", "yellow")[result.verdict.exit_code]
@@ -144,50 +139,11 @@ def _print_run(run: Replay) -> None:
     first, last = run.snapshots[0], run.snapshots[-1]
     clocks = "stopped" if first.deadlines_suspended else "running"
     show(f"prepare: {_ready(first.ready_to_commit)}, {first.parked} parked, RL's clocks {clocks}")
-    show(f"RL outcome: {_outcome(run)}")
+    show(f"RL outcome: {run.outcome}")
     show(f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished")
     kept = last.completed_unacknowledged
     hung = "; a run never reaches a turn boundary" * run.hangs
     show(f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed{hung}")
-
-
-def _print_summary(result: Verification) -> None:
-    """One row for each form, after a heading."""
-    tell, heading = _outcome, "RL outcome of try 0"
-    if Form.ACKNOWLEDGE in result.runs:
-        tell, heading = _replies, "replies"
-    rows = [("", "snapshots saved", heading)]
-    for form, run in result.runs.items():
-        saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
-        rows.append((_name(result, form), f"{saved} of {len(run.snapshots)}", tell(run)))
-    show_table(rows)
-
-
-def _name(result: Verification, form: Form) -> str:
-    """What a form is called beside the others: the clocks are not all of the fix where there are three."""
-    return "clocks" if form is Form.CLOCKS and Form.ACKNOWLEDGE in result.runs else form.value
-
-
-def _replies(run: Replay) -> str:
-    """What became of the replies."""
-    said = [f"{run.replies.read} read"]
-    if run.replies.acknowledged:
-        said.append(f"{run.replies.acknowledged} given up and ACKed")
-    if run.replies.stranded:
-        said.append(f"{run.replies.stranded} given up and never ACKed")
-    if run.hangs:
-        said.append("a run hangs")
-    return ", ".join(said)
-
-
-def _outcome(run: Replay) -> str:
-    """How the first try ended for RL."""
-    attempt = run.attempts[0]
-    if attempt.outcome == "timeout":
-        return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
-    if attempt.outcome == "failed":
-        return f"a row failed after {attempt.at:g} s, {attempt.error}"
-    return f"reply with reward {attempt.reward:g}"
 
 
 def _ready(ready_to_commit: bool) -> str:

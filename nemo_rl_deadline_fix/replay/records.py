@@ -93,7 +93,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Replies:
-    """What became of the replies: read by RL and ACKed by it; given up by it and ACKed all the same; neither."""
+    """What became of them: read by RL, which ACKs them; given up, and ACKed all the same; never ACKed."""
 
     read: int
     acknowledged: int
@@ -127,6 +127,25 @@ class Replay:
     def hangs(self) -> bool:
         """Whether a run never ended."""
         return self.bodies_finished < self.bodies_started
+
+    @property
+    def outcome(self) -> str:
+        """How the first try ended for RL, in words."""
+        attempt = self.attempts[0]
+        if attempt.outcome == "timeout":
+            return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
+        if attempt.outcome == "failed":
+            return f"a row failed after {attempt.at:g} s, {attempt.error}"
+        return f"reply with reward {attempt.reward:g}"
+
+    @property
+    def replies_in_words(self) -> str:
+        """What became of the replies."""
+        replies = self.replies
+        said = [f"{replies.read} read"]
+        said += [f"{replies.acknowledged} given up and ACKed"] * bool(replies.acknowledged)
+        said += [f"{replies.stranded} given up and never ACKed"] * bool(replies.stranded)
+        return ", ".join(said + ["a run hangs"] * self.hangs)
 
     @property
     def trouble(self) -> str:

@@ -34,6 +34,11 @@ class Verdict(StrEnum):
         return {Verdict.STILL_STALLS: 1, Verdict.OTHER_FORM: 1, Verdict.UNDECIDED: 2}.get(self, 0)
 
 
+_TITLES = {
+    Form.AS_IS: "as the code is",
+    Form.CLOCKS: "with the fix",
+    Form.ACKNOWLEDGE: "with the fix and --acknowledge",
+}
 _JUDGED = {
     Verdict.NOT_APPLICABLE: "Nothing to fix here: {}.",
     Verdict.ALREADY_FIXED: "Not simulated; fixed {}.",
@@ -85,6 +90,24 @@ class Verification:
     def sentence(self) -> str:
         """The verdict in words, with its reason."""
         return self._conclusion()[1]
+
+    def title(self, form: Form) -> str:
+        """What one of the simulated forms is called; one that is alone has no before and after."""
+        return f"{self._name(form)}: {_TITLES[form]}" if len(self.runs) > 1 else _TITLES[form]
+
+    def summary(self) -> list[tuple[str, str, str]]:
+        """One row for each form, after a heading."""
+        replies = Form.ACKNOWLEDGE in self.runs
+        rows = [("", "snapshots saved", "replies" if replies else "RL outcome of try 0")]
+        for form, run in self.runs.items():
+            saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
+            outcome = run.replies_in_words if replies else run.outcome
+            rows.append((self._name(form), f"{saved} of {len(run.snapshots)}", outcome))
+        return rows
+
+    def _name(self, form: Form) -> str:
+        # Where there are three, the clocks are only a part of the fix.
+        return "clocks" if form is Form.CLOCKS and Form.ACKNOWLEDGE in self.runs else form.value
 
     def _conclusion(self) -> tuple[Verdict, str]:
         if not self.runs:
