@@ -82,7 +82,8 @@ def figure(verification: Verification) -> Figure:
         used |= {kind.legend: kind for kind in kinds}
         what = what.removeprefix("RL outcome of ")
         title = f"{verification.title(form)}. {saved} snapshots saved; {what}: {outcome}"
-        color = BAD if run.trouble else GOOD
+        failed = any(snapshot.outcome != "committed" for snapshot in run.snapshots)
+        color = BAD if failed or run.trouble else GOOD
         title = title[0].upper() + title[1:]
         _write(sheet, left, y + 15, title, f"{form} title", color=color, size=10.5, weight="bold")
         top = y = y + TITLE

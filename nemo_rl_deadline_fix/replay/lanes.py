@@ -75,7 +75,7 @@ _STOPPED: Row = ({E.CLOCK_STOPS}, dict.fromkeys((E.CLOCK_RUNS, *_READING[1]), ST
 _LANES: dict[str, tuple[Row, ...]] = {
     "RL snapshots": (({E.SNAPSHOT_BEGINS}, {E.SNAPSHOT_COMMITTED: SNAPSHOT, E.SNAPSHOT_FAILED: FAILED}),),
     "RL {}": (_READING,),
-    "Gym /run, {}": (
+    "Gym {}": (
         ({E.RUN_WAITS}, {E.RUN_STARTS: WAITING}),
         (
             {E.RUN_STARTS, E.RUN_RESUMES},
@@ -97,11 +97,13 @@ def lanes(run: Replay, budget: float) -> dict[str, list[Span]]:
     """The lanes by their names, from top to bottom; the budget is `rollout_timeout_s`, in seconds."""
     tries = range(len(run.attempts))
     several = sorted({(event.number or 0, event.row) for event in run.events if event.row is not None})
-    of_rl = {f"try {number}": (number,) for number in tries}
-    of_gym = {f"try {number} row {row}": (number, row) for number, row in several} or of_rl
+    of_rl: dict[str, tuple[int | None, ...]] = {f"try {number}": (number,) for number in tries}
+    of_gym: dict[str, tuple[int | None, ...]]
+    of_gym = {f"try {number} row {row}": (number, row) for number, row in several}
+    of_gym = of_gym or {f"/run, {name}": about for name, about in of_rl.items()}
     found: dict[str, list[Span]] = {}
     for name, rows in _LANES.items():
-        whose = {"RL {}": of_rl, "Gym /run, {}": of_gym}.get(name, {"": ()})
+        whose = {"RL {}": of_rl, "Gym {}": of_gym}.get(name, {"": ()})
         for words, about in whose.items():
             found[name.format(words)] = [span for row in rows for span in spans(run, row, *about)]
     found["clock, budget left"] = [span for number in tries for span in _clock(run, number, budget)]

@@ -173,8 +173,9 @@ class Simulation:
 
     def _seal(self, run: Run, record: Callable[..., None]) -> None:
         """Take a reply and ACK it."""
-        about = "" if run.row is None else f"row {run.row}: "
-        record(f"{about}reply with reward {REWARD:g}, sealed", EventKind.REPLY_READ, run.index, run.row)
+        about = "" if run.row is None else f" of row {run.row}"
+        what = f"reply{about} with reward {REWARD:g}, sealed"
+        record(what, EventKind.REPLY_READ, run.index, run.row)
         self._read += 1
         self._ledger.seal(None, run.key, "agent-agent", run.receipt)
         self._participant.acknowledge(run.key)

@@ -47,11 +47,11 @@ def of_checkout(path: Path, parameters: Parameters, kind: str = "checkout") -> V
         subject = _subject(tree)
         if parameters.fail_row and hasattr(subject.controller, targets.GYM_ACTORS):
             found = "a version that reads every row of a group before it raises a row's error"
-            raise _cannot_play("fail_row", tree, found)
+            raise _cannot_play("--fail-row", tree.root, found)
         return _verify(kind, subject, parameters)
-    for road in ("fail_row", "hang"):
-        if getattr(parameters, road):
-            raise _cannot_play(road, tree, tree.detail.rstrip("."))
+    for road, wanted in (("--fail-row", parameters.fail_row), ("--hang", parameters.hang)):
+        if wanted:
+            raise _cannot_play(road, tree.root, tree.detail.rstrip("."))
     judged = {
         "not_applicable": Verdict.NOT_APPLICABLE,
         "fixed": Verdict.ALREADY_FIXED,
@@ -97,13 +97,12 @@ def refusal(subject: Subject) -> str | None:
     return "" if finding.shape is Shape.ALREADY_FIXED else finding.found
 
 
-def _cannot_play(road: str, tree: TreeReport, found: str) -> InvalidInputError:
-    option = "--" + road.replace("_", "-")
+def _cannot_play(what: str, path: object, found: str) -> InvalidInputError:
     return InvalidInputError(
-        f"cannot play {option} on {tree.root}",
+        f"cannot play {what} on {path}",
         found=found,
-        supported="NeMo RL's versions of this stall, as pin 98b3b6c, and the embedded model",
-        advice=f"leave {option} out, or see it on the embedded model: nemo-rl-deadline-fix verify {option}",
+        supported="NeMo RL's versions that have this stall, as pin 98b3b6c, and the embedded model",
+        advice=f"leave {what} out, or leave the target out and see it on the embedded model",
     )
 
 
@@ -122,7 +121,10 @@ def _verify(kind: str, subject: Subject, parameters: Parameters) -> Verification
         runs[Form.CLOCKS] = _simulate(subjects.fixed(subject), parameters)
         if runs[Form.CLOCKS].stalls:
             # Another road to the same stall, on which clocks alone are no help.
-            runs[Form.ACKNOWLEDGE] = _simulate(subjects.fixed(subject, acknowledge=True), parameters)
+            try:
+                runs[Form.ACKNOWLEDGE] = _simulate(subjects.fixed(subject, acknowledge=True), parameters)
+            except UnsupportedTargetError as error:
+                raise _cannot_play("the acknowledging form", subject.path, error.found) from error
         stalls = before.stalls
     else:
         # Code that does not stall may be fixed, or the numbers stall nothing. Our model has no shards.
