@@ -536,7 +536,7 @@ def test_json_is_one_object(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     result = json.loads(captured.out, parse_constant=pytest.fail)
     assert list(result) == ["schema_version", "config", "exposed", "values", "findings"]
-    assert (result["schema_version"], result["config"], result["exposed"]) == (1, str(run), True)
+    assert (result["schema_version"], result["config"], result["exposed"]) == (2, str(run), True)
     assert {"key": Key.DEADLINE, "value": 180, "origin": f"{run}:12"} in result["values"]
     texts = ["message", "why", "consequence", "advice"]
     assert list(result["findings"][0]) == ["id", "severity", "key", "value", "origin", *texts]

@@ -28,11 +28,13 @@ CONTROLLER = "nemo_rl.algorithms.single_controller"
 
 def started(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
     """A command that runs in a folder, with pipes to it."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Where the package itself is found by PYTHONPATH, as a mutant is, it has to be found here, too.
+    paths = [path for path in (variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if path]
+    environment = os.environ | variables | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=environment | variables,
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

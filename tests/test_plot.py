@@ -39,6 +39,7 @@ NUMBERS = {
     "squeezed": Parameters(work=10_000, prepare_timeout=7_200),
     "short prepare": Parameters(prepare_timeout=5),
     "all at once": Parameters(snapshot_at=0.01, snapshot_for=0.01, second_at=0.02, work=1000, budget=900),
+    "read while held": Parameters(work=155),
     "huge": Parameters(budget=1e5, snapshot_at=9e4, snapshot_for=1e4, second_at=1e5, work=99_999),
 }
 
@@ -149,6 +150,13 @@ def test_the_spans_are_where_the_simulation_has_them() -> None:
     assert places(short_prepare["Gym prepare"])[0] == (lanes.NOT_READY, 150, 155)
 
 
+def test_a_clock_that_is_stopped_when_the_reply_is_read_never_runs_again() -> None:
+    """What is left then is what was left when it stopped."""
+    _, after = shown("read while held")
+
+    assert places(after[CLOCK]) == [(lanes.BUDGET, 0, 150), (lanes.STOPPED, 150, 155)]
+
+
 def test_gym_is_ready_when_its_last_shard_is(tmp_path: Path) -> None:
     """A shard without rollouts is ready at once, and in vain where another one never is."""
     runs = verifying.of_checkout(make_tree(tmp_path, "C"), Parameters(shards=2)).runs
@@ -211,6 +219,7 @@ def test_every_word_has_a_place_of_its_own(name: str) -> None:
 
     assert len(texts) > 20
     assert len(bars) > 5
+    assert min(place.width for _, place in bars) > drawing.STROKE
     for gid, box in texts:
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, gid
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, gid
@@ -296,7 +305,7 @@ def test_settings_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
 
 def test_nobodys_settings_leak() -> None:
     """The user's matplotlib settings neither change the picture nor are changed by it."""
-    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "none"}):
+    with mpl.rc_context({"font.family": "monospace", "svg.fonttype": "none"}):
         before = dict(mpl.rcParams)
         drawn = drawing.render(simulated(), "svg")
         assert dict(mpl.rcParams) == before

@@ -69,7 +69,7 @@ def test_the_json_of_the_defaults_has_the_background_documents_figures(
     """Snapshots, tries and the reviewer's scratch run, before and after."""
     code, found = verify_json(capsys)
 
-    assert (code, found["schema_version"]) == (0, 1)
+    assert (code, found["schema_version"]) == (0, 2)
     assert found["target"] == {"kind": "embedded", "path": None, "files": []}
     assert (found["parameters"]["budget"], found["parameters"]["prepare_timeout"]) == (180.0, 300.0)
     before, after = found["before"], found["after"]

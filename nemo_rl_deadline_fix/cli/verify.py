@@ -139,7 +139,7 @@ def _print_run(run: Replay) -> None:
     first, last = run.snapshots[0], run.snapshots[-1]
     clocks = "stopped" if first.deadlines_suspended else "running"
     show(f"prepare: {_ready(first.ready_to_commit)}, {first.parked} parked, RL's clocks {clocks}")
-    show(f"RL outcome: {run.outcome}")
+    show(f"RL outcome: {run.attempts[0].in_words}")
     show(f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished")
     kept = last.completed_unacknowledged
     hung = "; a run never reaches a turn boundary" * run.hangs

@@ -90,6 +90,15 @@ class Attempt:
     acknowledged: bool
     error: str
 
+    @property
+    def in_words(self) -> str:
+        """How it ended for RL."""
+        if self.outcome == "timeout":
+            return f"timed out after {self.at:g} s while {self.state_when_given_up}"
+        if self.outcome == "failed":
+            return f"a row failed after {self.at:g} s, {self.error}"
+        return f"reply with reward {self.reward:g}"
+
 
 @dataclass(frozen=True)
 class Replies:
@@ -129,14 +138,11 @@ class Replay:
         return self.bodies_finished < self.bodies_started
 
     @property
-    def outcome(self) -> str:
-        """How the first try ended for RL, in words."""
-        attempt = self.attempts[0]
-        if attempt.outcome == "timeout":
-            return f"timed out after {attempt.at:g} s while {attempt.state_when_given_up}"
-        if attempt.outcome == "failed":
-            return f"a row failed after {attempt.at:g} s, {attempt.error}"
-        return f"reply with reward {attempt.reward:g}"
+    def saved(self) -> str:
+        """How many of the snapshots were saved: `1 of 2`."""
+        return (
+            f"{sum(snapshot.outcome == 'committed' for snapshot in self.snapshots)} of {len(self.snapshots)}"
+        )
 
     @property
     def replies_in_words(self) -> str:

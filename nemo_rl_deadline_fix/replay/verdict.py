@@ -100,9 +100,8 @@ class Verification:
         replies = Form.ACKNOWLEDGE in self.runs
         rows = [("", "snapshots saved", "replies" if replies else "RL outcome of try 0")]
         for form, run in self.runs.items():
-            saved = sum(snapshot.outcome == "committed" for snapshot in run.snapshots)
-            outcome = run.replies_in_words if replies else run.outcome
-            rows.append((self._name(form), f"{saved} of {len(run.snapshots)}", outcome))
+            outcome = run.replies_in_words if replies else run.attempts[0].in_words
+            rows.append((self._name(form), run.saved, outcome))
         return rows
 
     def _name(self, form: Form) -> str:
