@@ -136,6 +136,33 @@ def test_a_group_that_left_before_the_first_snapshot_is_acknowledged_after_the_g
     assert {when for when, what in at(run, EventKind.RUN_ACKED) if "given up" in what} == {450.0}
 
 
+@pytest.mark.parametrize(
+    ("parameters", "replies"),
+    [
+        (Parameters(fail_row=True, hang=True), (3, 1, 0)),
+        (Parameters(fail_row=True, budget=50), (0, 14, 0)),
+        # What finishes after the last snapshot is the next one's.
+        (Parameters(fail_row=True, retry_work=400), (0, 2, 12)),
+    ],
+    ids=["a row fails, another hangs", "a row fails unread", "every retry is too slow"],
+)
+def test_roads_together(parameters: Parameters, replies: tuple[int, int, int]) -> None:
+    """Whatever else goes wrong, what was given up before a snapshot is acknowledged in it."""
+    run = simulated(parameters).runs[Form.ACKNOWLEDGE]
+
+    assert (run.replies.read, run.replies.acknowledged, run.replies.stranded) == replies
+    assert run.hangs is parameters.hang
+    assert run.snapshots[1].outcome == ("failed" if parameters.hang else "committed")
+
+
+def test_a_second_snapshot_before_the_reply_is_told_to_come_later() -> None:
+    """Nothing stalls yet, though a reply will be stranded: the advice is the right one."""
+    early = verifying.of_embedded(Parameters(fail_row=True, snapshot_at=10, snapshot_for=5, second_at=16))
+
+    assert early.verdict is Verdict.UNDECIDED
+    assert "Let it come later (--second-at)" in early.sentence
+
+
 # As users see it
 
 
@@ -146,8 +173,8 @@ def test_a_group_that_left_before_the_first_snapshot_is_acknowledged_after_the_g
             ["--work", "220"],
             0,
             [
-                "before       1 of 2           0 read, 5 given up and never ACKed",
-                "clocks       1 of 2           1 read, 1 given up and never ACKed",
+                "before       1 of 2           0 read, 5 given up and not ACKed",
+                "clocks       1 of 2           1 read, 1 given up and not ACKed",
                 "acknowledge  2 of 2           1 read, 1 given up and ACKed",
             ],
         ),
@@ -155,8 +182,8 @@ def test_a_group_that_left_before_the_first_snapshot_is_acknowledged_after_the_g
             ["--fail-row"],
             0,
             [
-                "before       1 of 2           3 read, 2 given up and never ACKed",
-                "clocks       1 of 2           3 read, 2 given up and never ACKed",
+                "before       1 of 2           3 read, 2 given up and not ACKed",
+                "clocks       1 of 2           3 read, 2 given up and not ACKed",
                 "acknowledge  2 of 2           3 read, 2 given up and ACKed",
             ],
         ),
@@ -238,7 +265,7 @@ def test_the_picture_has_a_panel_for_each_form_and_a_lane_for_each_row() -> None
     assert [span.caption for span in before["Gym try 0 row 0"]] == ["85 s: try 0 row 0 fails: HTTP 500"]
     assert before["Gym try 0 row 1"][-1].caption == "220 s: finished, reply never read and never ACKed"
     assert acknowledge["Gym try 0 row 1"][-1].caption == "220 s: finished, ACKed 450.5 s"
-    kept = "1 of 2 snapshots saved; replies: 3 read, 2 given up and never ACKed"
+    kept = "1 of 2 snapshots saved; replies: 3 read, 2 given up and not ACKed"
     saved = "2 of 2 snapshots saved; replies: 3 read, 2 given up and ACKed"
     assert titles == [
         (f"Before: as the code is. {kept}", drawing.BAD),

@@ -150,7 +150,7 @@ class Replay:
         replies = self.replies
         said = [f"{replies.read} read"]
         said += [f"{replies.acknowledged} given up and ACKed"] * bool(replies.acknowledged)
-        said += [f"{replies.stranded} given up and never ACKed"] * bool(replies.stranded)
+        said += [f"{replies.stranded} given up and not ACKed"] * bool(replies.stranded)
         return ", ".join(said + ["a run hangs"] * self.hangs)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -102,9 +103,7 @@ class Simulation:
         await self._snapshot(2, parameters.second_at, 0.0)
         await asyncio.gather(rollout, *others)
         # Only now is it known how many bodies there are: a late try starts after the last snapshot.
-        await asyncio.gather(
-            *(body for body, run in self._bodies.items() if not run.hangs), return_exceptions=True
-        )
+        await asyncio.gather(*(_to_its_end(body) for body, run in self._bodies.items() if not run.hangs))
         released = self._participant.count(State.ACKNOWLEDGED)
         return Replay(
             events=tuple(self._record),
@@ -150,7 +149,7 @@ class Simulation:
                     self._seal(await body, record)
         except self._subject.timeout as error:
             states = map(self._participant.state, runs)
-            state = next(state for state in states if state is not State.ACKNOWLEDGED)
+            state = next((one for one in states if one is not State.ACKNOWLEDGED), State.ACKNOWLEDGED)
             record(f"deadline fires while {state}: RL stops reading", EventKind.DEADLINE_FIRES, index)
             return Attempt(index, "timeout", now(), state, None, False, str(error))
         except RunFailedError as error:
@@ -260,6 +259,11 @@ async def finish_pending(controller: Any) -> None:
         await controller._abort_prepared_gym_checkpoint(abort.checkpoint_id)
     if (release := controller._pending_gym_checkpoint_release) is not None:
         await controller._release_committed_gym_checkpoint(release)
+
+
+async def _to_its_end(body: asyncio.Task[Run]) -> None:
+    with suppress(RunFailedError):
+        await body
 
 
 async def _flush() -> int:

@@ -125,10 +125,10 @@ def _why_no_stall(run: Replay) -> str:
     first = run.snapshots[0]
     if first.outcome != "committed" and not first.error.startswith("TimeoutError"):
         return f"the first snapshot fails for another reason ({first.error})."
-    if run.trouble:
+    if run.replies.stranded:
         return (
-            "without the fix RL gave up on a parked try, but the second snapshot came too early to meet its "
-            "reply. Let it come later (--second-at)."
+            "without the fix RL gave up on a reply, but the second snapshot came too early to meet it. Let it "
+            "come later (--second-at)."
         )
     return (
         "with these numbers nothing stalls even without the fix. Let the snapshot outlast what is left of "
