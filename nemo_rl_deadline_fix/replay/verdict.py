@@ -127,8 +127,8 @@ def _why_no_stall(run: Replay) -> str:
         return f"the first snapshot fails for another reason ({first.error})."
     if run.replies.stranded:
         return (
-            "without the fix RL gave up on a reply, but the second snapshot came too early to meet it. Let it "
-            "come later (--second-at)."
+            "without the fix RL gave up on a reply, but the second snapshot came too early to meet it. Let "
+            "it come later (--second-at)."
         )
     return (
         "with these numbers nothing stalls even without the fix. Let the snapshot outlast what is left of "
