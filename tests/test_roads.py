@@ -197,7 +197,7 @@ def test_a_second_snapshot_before_the_reply_is_told_to_come_later() -> None:
             ],
         ),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=["too slow", "a row fails", "a run hangs"],
 )
 def test_people_read_three_timelines_a_summary_and_a_verdict(
     capsys: pytest.CaptureFixture[str],
@@ -290,7 +290,7 @@ def test_the_picture_shows_that_a_run_hangs(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [(["--work", "220"], 0), (["--fail-row"], 0), (["--hang"], 1)],
-    ids=lambda v: str(v),
+    ids=["too slow", "a row fails", "a run hangs"],
 )
 def test_a_checkouts_own_controller_carries_the_models_ledger(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, version: str, arguments: list[str], code: int
