@@ -516,9 +516,11 @@ def test_a_late_ack_is_no_stall(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["after"]["attempts"][0]["acknowledged"] is True
 
 
-def test_a_rollout_that_is_really_too_slow_still_stalls(capsys: pytest.CaptureFixture[str]) -> None:
-    """The limit of the fix is shown, not hidden: exit code 1 and the reason."""
-    code, found = verify_json(capsys, "--work", "220", "--retry-work", "10")
+def test_a_rollout_that_is_really_too_slow_still_stalls_in_the_source_form(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The limit of the clocks is shown, not hidden: exit code 1 and the reason."""
+    code, found = verify_json(capsys, "--work", "220", "--retry-work", "10", "--rl", applied_tree(tmp_path))
 
     assert (code, found["verdict"], found["fixed"]) == (1, "still_stalls", False)
     assert "too slow for its budget while it ran" in found["message"]
@@ -541,7 +543,7 @@ def test_a_fix_that_never_releases_is_a_finding(
 ) -> None:
     """Nothing stalls in the two snapshots, but clocks that stay stopped are no fix: exit code 1."""
 
-    def suspends_only(controller: type[Any]) -> None:
+    def suspends_only(controller: type[Any], **_: Any) -> None:
         original = getattr(controller, targets.PREPARE)
 
         async def prepare(self: Any, *args: Any) -> Any:

@@ -19,6 +19,7 @@ from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 DEFAULTS = Parameters()
 _COLOURS = {
     EventKind.DEADLINE_FIRES: "red",
+    EventKind.ROW_FAILS: "red",
     EventKind.SNAPSHOT_FAILED: "red",
     EventKind.PREPARE_GIVES_UP: "red",
     EventKind.REPLY_READ: "green",
@@ -57,6 +58,10 @@ def _seconds(name: str, text: str) -> Callable[[Callable[..., int]], Callable[..
     help="What else suspends or resumes the clocks: a weight sync in mid-snapshot, or a training switch.",
 )
 @click.option(
+    "--fail-row", is_flag=True, help="Three rows instead of one, of which one fails on its first attempt."
+)
+@click.option("--hang", is_flag=True, help="The first try's last turn never ends: this stall stays.")
+@click.option(
     "--shards",
     metavar="NUMBER",
     type=int,
@@ -77,7 +82,8 @@ def verify(
 
     The clock is virtual and the printed times are what the simulation computed. Exit code 0: the stall is
     there before and gone after, or the target is fixed or has no Gym snapshots; 1: it stalls, and the fix
-    does not help; 2: could not tell.
+    does not help; 2: could not tell. Where the clocks alone leave a stall, as with --work 220 or --fail-row,
+    a third simulation acknowledges what RL has given up on, as `run --acknowledge` does.
     """
     if rl is not None and installed:
         raise InvalidInputError(
@@ -119,7 +125,7 @@ def _print(result: Verification) -> None:
         _print_run(run)
     if len(result.runs) > 1:
         show()
-        _print_summary(result)
+        show_table(result.summary())
     if result.runs:
         show()
     colour = ("green", "red", "yellow")[result.verdict.exit_code]
@@ -136,15 +142,8 @@ def _print_run(run: Replay) -> None:
     show(f"RL outcome: {run.attempts[0].in_words}")
     show(f"Gym runs: {run.bodies_started} started, {run.bodies_finished} finished")
     kept = last.completed_unacknowledged
-    show(f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed")
-
-
-def _print_summary(result: Verification) -> None:
-    """One row for each form, after a heading."""
-    rows = [("", "snapshots saved", "RL outcome of try 0")]
-    for form, run in result.runs.items():
-        rows.append((form.value, run.saved, run.attempts[0].in_words))
-    show_table(rows)
+    hung = "; a run never reaches a turn boundary" * run.hangs
+    show(f"next prepare: {_ready(last.ready_to_commit)}, {kept} finished but not ACKed{hung}")
 
 
 def _ready(ready_to_commit: bool) -> str:
@@ -178,6 +177,8 @@ def _scratch_run(run: Replay) -> list[str]:
     outcome: dict[str, Any] = {"reply": {"reward": attempt.reward}}
     if attempt.outcome == "timeout":
         outcome = {"timeout": attempt.error, "state_when_rl_gave_up": str(attempt.state_when_given_up)}
+    elif attempt.outcome == "failed":
+        outcome = {"failed": attempt.error}
     return [
         f"prepare: ready_to_commit={first.ready_to_commit} parked={first.parked} "
         f"(RL deadline registry suspended={first.deadlines_suspended})",

@@ -75,12 +75,15 @@ def figure(verification: Verification) -> Figure:
     _write(sheet, left, 17, _heading(verification), "heading", size=12, weight="bold")
     _write(sheet, left, 33, about, "about", color=GREY)
     y, used = HEADING, {CLOSED.legend: CLOSED}
-    for form, run in runs.items():
+    (_, _, what), *rows = verification.summary()
+    for (form, run), (_, saved, outcome) in zip(runs.items(), rows, strict=True):
         shown = lanes(run, verification.parameters.budget)
         kinds = [span.kind for lane in shown.values() for span in lane]
         used |= {kind.legend: kind for kind in kinds}
-        title = f"{verification.title(form)}. {run.saved} snapshots saved; try 0: {run.attempts[0].in_words}"
-        color = BAD if any(kind.bad for kind in kinds) else GOOD
+        what = what.removeprefix("RL outcome of ")
+        title = f"{verification.title(form)}. {saved} snapshots saved; {what}: {outcome}"
+        failed = any(snapshot.outcome != "committed" for snapshot in run.snapshots)
+        color = BAD if failed or run.trouble else GOOD
         title = title[0].upper() + title[1:]
         _write(sheet, left, y + 15, title, f"{form} title", color=color, size=10.5, weight="bold")
         top = y = y + TITLE

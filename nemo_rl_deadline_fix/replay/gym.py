@@ -7,14 +7,18 @@ stands for servers and actors that need a cluster; the classes under test are RL
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay.clock import now
+from nemo_rl_deadline_fix.replay.ledger import Key, Receipt
 from nemo_rl_deadline_fix.replay.records import EventKind, Timeline
 
 RETRY_S = 0.1
@@ -30,6 +34,56 @@ class State(StrEnum):
     PARKED = "parked"
     COMPLETED = "completed"
     ACKNOWLEDGED = "acknowledged"
+    FAILED = "failed"
+
+
+_KEPT = State.COMPLETED
+
+
+class RunFailedError(RuntimeError):
+    """Gym's answer to a run that failed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What RL sends to Gym: one row of a prompt group in one try.
+
+    Attributes:
+        rollout_id: The row's.
+        index: The try's attempt index.
+        work_s: Seconds of work in all, parked time not counted.
+        turn_s: Seconds of one turn; at the end of each a park request takes effect.
+        row: The row's number where there are several.
+        fails: Whether it ends halfway, in an HTTP 500.
+        hangs: Whether its last turn never ends.
+    """
+
+    rollout_id: str
+    index: int
+    work_s: float
+    turn_s: float
+    row: int | None = None
+    fails: bool = False
+    hangs: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What Gym and RL's ledger know it by."""
+        return self.rollout_id, self.index
+
+    @property
+    def receipt(self) -> Receipt:
+        """What Gym gives for its reply."""
+        return {
+            "rollout_id": self.rollout_id,
+            "attempt_index": self.index,
+            "execution_generation": 1,
+            "result_identity": f"{self.rollout_id}/{self.index}",
+            "result_digest": "",
+        }
+
+    def __str__(self) -> str:
+        return f"try {self.index}" + ("" if self.row is None else f" row {self.row}")
 
 
 @dataclass(frozen=True)
@@ -64,43 +118,39 @@ class Participant:
 
     def __init__(self, record: Timeline) -> None:
         self._record = partial(record, "Gym /run")
-        self._states: dict[int, State] = {}
+        self._states: dict[Run, State] = {}
         self._changed = asyncio.Event()
         self._accepting = asyncio.Event()
         self._accepting.set()
 
-    async def run(self, index: int, work_s: float, turn_s: float) -> float:
-        """Run one try to its end, turn by turn; its reply is kept until it is ACKed.
-
-        Args:
-            index: The try's attempt index.
-            work_s: Seconds of work in all, parked time not counted.
-            turn_s: Seconds of one turn; at the end of each a park request takes effect.
+    async def run(self, run: Run) -> Run:
+        """Work turn by turn; the reply is kept until it is ACKed.
 
         Returns:
-            The reward.
+            The run, once it has a reply.
 
         Raises:
+            RunFailedError: It failed.
             RuntimeError: Admission is closed, or this try ran before.
         """
-        if not self._accepting.is_set() or index in self._states:
-            raise RuntimeError(f"Gym refuses try {index}")
-        self._set(index, State.RUNNING)
-        self._record(f"try {index} starts", EventKind.RUN_STARTS, index)
+        if not self._accepting.is_set() or run in self._states:
+            raise RuntimeError(f"Gym refuses {run}")
+        self._set(run, State.RUNNING, f"{run} starts", EventKind.RUN_STARTS)
+        work_s = run.work_s / 2 if run.fails else run.work_s
         while work_s > 0:
-            turn = min(turn_s, work_s)
-            await asyncio.sleep(turn)
+            turn = min(run.turn_s, work_s)
             work_s -= turn
-            if work_s > 0 and self.state(index) is State.PARK_REQUESTED:
-                self._set(index, State.PARKED)
-                self._record(f"try {index} is parked at a turn boundary", EventKind.RUN_PARKED, index)
+            await asyncio.sleep(math.inf if run.hangs and work_s <= 0 else turn)
+            if work_s > 0 and self.state(run) is State.PARK_REQUESTED:
+                self._set(run, State.PARKED, f"{run} is parked at a turn boundary", EventKind.RUN_PARKED)
                 await self._accepting.wait()
-                self._set(index, State.RUNNING)
-                self._record(f"try {index} resumes", EventKind.RUN_RESUMES, index)
-        self._set(index, State.COMPLETED)
-        what = f"try {index} finishes; its reply is kept until it is ACKed"
-        self._record(what, EventKind.RUN_FINISHES, index)
-        return 1.0
+                self._set(run, State.RUNNING, f"{run} resumes", EventKind.RUN_RESUMES)
+        if run.fails:
+            self._set(run, State.FAILED, f"{run} fails: HTTP 500", EventKind.RUN_FAILS)
+            raise RunFailedError("HTTP 500")
+        what = f"{run} finishes; its reply is kept until it is ACKed"
+        self._set(run, State.COMPLETED, what, EventKind.RUN_FINISHES)
+        return run
 
     async def prepare(self, deadline_ts: float) -> Prepared:
         """Close admission, ask everyone to park, and wait until nothing runs or time is up."""
@@ -117,24 +167,47 @@ class Participant:
         self._accepting.set()
         self._turn(State.PARK_REQUESTED, State.RUNNING)
 
-    def acknowledge(self, index: int) -> None:
+    def acknowledge(self, key: Key, about: str = "") -> None:
         """Release a kept reply.
 
-        Raises:
-            RuntimeError: There is none for this try.
-        """
-        if self.state(index) is not State.COMPLETED:
-            raise RuntimeError(f"Gym has no completed reply of try {index}")
-        self._set(index, State.ACKNOWLEDGED)
-        self._record(f"try {index} is ACKed; its reply is released", EventKind.RUN_ACKED, index)
+        Args:
+            key: Its rollout id and attempt index.
+            about: What the timeline says about it.
 
-    def state(self, index: int) -> State:
-        """State of a try."""
-        return self._states.get(index, State.NOT_STARTED)
+        Raises:
+            RuntimeError: There is none of this key.
+        """
+        run = next((one for one, state in self._states.items() if (one.key, state) == (key, _KEPT)), None)
+        if run is None:
+            raise RuntimeError(f"Gym has no completed reply of {key}")
+        self._set(
+            run, State.ACKNOWLEDGED, f"{run}{about} is ACKed; its reply is released", EventKind.RUN_ACKED
+        )
+
+    def state(self, run: Run) -> State:
+        """State of a run."""
+        return self._states.get(run, State.NOT_STARTED)
 
     def count(self, *states: State) -> int:
-        """How many tries are in one of some states."""
+        """How many runs are in one of some states."""
         return sum(state in states for state in self._states.values())
+
+    def status(self) -> dict[str, Any]:
+        """Gym's answer to a request for the status, as far as a watch over finished replies reads it."""
+        return {
+            "state": "accepting" if self._accepting.is_set() else targets.AGENT_CLOSED,
+            "ready_to_commit": self.report().ready_to_commit,
+            "running": self.report().running,
+            "executions": [
+                {**run.receipt, "state": str(state)}
+                for run, state in self._states.items()
+                if state not in (State.ACKNOWLEDGED, State.FAILED)
+            ],
+        }
+
+    def receipt(self, key: Key) -> Receipt:
+        """Gym's answer to a request for the receipt of a kept reply."""
+        return next(run.receipt for run, state in self._states.items() if (run.key, state) == (key, _KEPT))
 
     def report(self) -> Prepared:
         """How many runs stand where."""
@@ -145,10 +218,11 @@ class Participant:
         )
 
     def _turn(self, state: State, into: State) -> None:
-        self._states.update({index: into for index, now_in in self._states.items() if now_in is state})
+        self._states.update({run: into for run, now_in in self._states.items() if now_in is state})
 
-    def _set(self, index: int, state: State) -> None:
-        self._states[index] = state
+    def _set(self, run: Run, state: State, what: str, kind: EventKind) -> None:
+        self._states[run] = state
+        self._record(what, kind, run.index, run.row)
         self._changed.set()
 
 
@@ -190,14 +264,17 @@ class GymActor:
         self.prepare_checkpoint = Remote(self._prepare)
         self.commit_checkpoint = Remote(self._commit)
         self.resume_checkpoint = self.abort_checkpoint = Remote(self._resume)
+        self.acknowledge_completed_executions = Remote(self._acknowledge)
+        self._checkpoint_participants = Remote(self._participants)
+        self._control = Remote(self._request)
 
-    async def run_rollout(self, index: int, work_s: float, turn_s: float) -> float:
-        """Send a try to Gym; sent during a snapshot it waits here until that is over."""
+    async def run_rollout(self, run: Run) -> Run:
+        """Send a run to Gym; sent during a snapshot it waits here until that is over."""
         if not self._dispatch_open.is_set():
-            what = f"try {index} waits until the snapshot is over"
-            self.record(f"{self.who} actor", what, EventKind.RUN_WAITS, index)
+            what = f"{run} waits until the snapshot is over"
+            self.record(f"{self.who} actor", what, EventKind.RUN_WAITS, run.index, run.row)
         await self._dispatch_open.wait()
-        return await self.participant.run(index, work_s, turn_s)
+        return await self.participant.run(run)
 
     async def _prepare(self, checkpoint_id: str, deadline_ts: float) -> Prepared:
         self._dispatch_open.clear()
@@ -225,6 +302,7 @@ class GymActor:
 
     def _record_prepare(self, report: Prepared, what: str, kind: EventKind) -> None:
         counts = f"{report.parked} parked, {report.completed_unacknowledged} not ACKed"
+        counts += f", {report.running} running" * bool(report.running)
         self.record(f"{self.who} prepare", f"{what} ({counts})", kind)
 
     async def _commit(self, checkpoint_id: str, *_: Any) -> Committed:
@@ -234,3 +312,22 @@ class GymActor:
     async def _resume(self, checkpoint_id: str, *_: Any) -> None:
         self.participant.resume()
         self._dispatch_open.set()
+
+    async def _participants(self) -> list[Any]:
+        names = SimpleNamespace(
+            component=targets.AGENT_COMPONENT, server_name="agent", participant_name="agent-agent"
+        )
+        mode = SimpleNamespace(checkpoint_mode=targets.CHECKPOINT_MODE)
+        return [SimpleNamespace(participant=names, capabilities=mode)]
+
+    async def _request(self, _: str, path: str, *, params: dict[str, Any], **__: Any) -> dict[str, Any]:
+        if path == f"{targets.AGENT_ROUTES}/status":
+            return self.participant.status()
+        return self.participant.receipt((params["rollout_id"], params["attempt_index"]))
+
+    async def _acknowledge(self, executions: list[dict[str, Any]]) -> None:
+        # RL ACKs what it reads where it reads it, so this is somebody else.
+        for one in executions:
+            receipt = one["receipt"]
+            key = receipt["rollout_id"], receipt["attempt_index"]
+            self.participant.acknowledge(key, ", given up by RL,")

@@ -34,6 +34,8 @@ FAILED = replace(SNAPSHOT, bad=True)
 READING = Kind("RL reads this try", "#a9d3ee", "#0072b2", caption="{end} s: {closed}")
 GIVEN_UP = replace(READING, bad=True)
 RUNNING = Kind("Gym works", "#a3dcc8", "#009e73")
+BROKEN = replace(RUNNING, caption="{end} s: {closed}", bad=True)
+HUNG = replace(RUNNING, caption="{begin} s: never again at a turn boundary", bad=True)
 PARKED = Kind("parked", "#ffffff", "#009e73", "////", "{begin} to {end} s: parked")
 WAITING = Kind("held back", "#ffffff", "#6f6f6f", "----", "{begin} to {end} s: held back")
 KEPT = Kind("reply kept until ACKed", "#f9d78f", "#b87a00", caption="{begin} s: finished, ACKed {end} s")
@@ -65,17 +67,20 @@ class Span:
 # what is never over.
 Row = tuple[Collection[E], Mapping[E | None, Kind | None]]
 ADMISSION: Row = ({E.ADMISSION_CLOSES}, {E.ADMISSION_REOPENS: CLOSED, None: CLOSED})
-_READING: Row = ({E.TRY_STARTS}, {E.REPLY_READ: READING, E.DEADLINE_FIRES: GIVEN_UP})
+_READING: Row = ({E.TRY_STARTS}, {E.REPLY_READ: READING, E.DEADLINE_FIRES: GIVEN_UP, E.ROW_FAILS: GIVEN_UP})
 _PARKED: Row = ({E.RUN_PARKED}, {E.RUN_RESUMES: PARKED})
 # The clock of a try that is over never runs again.
-_STOPPED: Row = ({E.CLOCK_STOPS}, dict.fromkeys((E.CLOCK_RUNS, E.REPLY_READ, E.DEADLINE_FIRES), STOPPED))
+_STOPPED: Row = ({E.CLOCK_STOPS}, dict.fromkeys((E.CLOCK_RUNS, *_READING[1]), STOPPED))
 # From top to bottom. Where two spans meet, the later row's is over the other.
 _LANES: dict[str, tuple[Row, ...]] = {
     "RL snapshots": (({E.SNAPSHOT_BEGINS}, {E.SNAPSHOT_COMMITTED: SNAPSHOT, E.SNAPSHOT_FAILED: FAILED}),),
-    "RL try {}": (_READING,),
-    "Gym /run, try {}": (
+    "RL {}": (_READING,),
+    "Gym {}": (
         ({E.RUN_WAITS}, {E.RUN_STARTS: WAITING}),
-        ({E.RUN_STARTS, E.RUN_RESUMES}, {E.RUN_PARKED: RUNNING, E.RUN_FINISHES: RUNNING}),
+        (
+            {E.RUN_STARTS, E.RUN_RESUMES},
+            {E.RUN_PARKED: RUNNING, E.RUN_FINISHES: RUNNING, E.RUN_FAILS: BROKEN, None: HUNG},
+        ),
         _PARKED,
         ({E.RUN_FINISHES}, {E.RUN_ACKED: KEPT, None: STRANDED}),
     ),
@@ -91,21 +96,26 @@ _LANES: dict[str, tuple[Row, ...]] = {
 def lanes(run: Replay, budget: float) -> dict[str, list[Span]]:
     """The lanes by their names, from top to bottom; the budget is `rollout_timeout_s`, in seconds."""
     tries = range(len(run.attempts))
-    found = {
-        name.format(number): [span for row in rows for span in spans(run, row, number)]
-        for name, rows in _LANES.items()
-        for number in (tries if "{}" in name else (None,))
-    }
+    several = sorted({(event.number or 0, event.row) for event in run.events if event.row is not None})
+    of_rl: dict[str, tuple[int | None, ...]] = {f"try {number}": (number,) for number in tries}
+    of_gym: dict[str, tuple[int | None, ...]]
+    of_gym = {f"try {number} row {row}": (number, row) for number, row in several}
+    of_gym = of_gym or {f"/run, {name}": about for name, about in of_rl.items()}
+    found: dict[str, list[Span]] = {}
+    for name, rows in _LANES.items():
+        whose = {"RL {}": of_rl, "Gym {}": of_gym}.get(name, {"": ()})
+        for words, about in whose.items():
+            found[name.format(words)] = [span for row in rows for span in spans(run, row, *about)]
     found["clock, budget left"] = [span for number in tries for span in _clock(run, number, budget)]
     return {name: lane for name, lane in found.items() if lane}
 
 
-def spans(run: Replay, row: Row, number: int | None = None) -> Iterator[Span]:
-    """The spans of one row, of one try where a number is given."""
+def spans(run: Replay, row: Row, *about: int | None) -> Iterator[Span]:
+    """The spans of one row: of everything, of one try by its number, or of one row in it."""
     opens, kinds = row
     opened = None
     for event in run.events:
-        if number not in (None, event.number):
+        if about != (event.number, event.row)[: len(about)]:
             continue
         if event.kind in opens:
             # Each shard of Gym is ready once; the last one counts.

@@ -37,6 +37,8 @@ class Parameters:
         turn: Length of a turn; a park request takes effect at a turn's end.
         overlap: `sync`: a weight sync that never suspended the clocks ends in mid-snapshot. `training`: the
             engine switches to training before the snapshot's end, and back after it.
+        fail_row: Whether there are three rows instead of one, of which one fails on its first attempt.
+        hang: Whether the first try's last turn never ends, so that it can neither park nor finish.
         shards: Number of Gym's shards, where the NeMo RL under test has shards; the rollout is in the first.
 
     Raises:
@@ -53,6 +55,8 @@ class Parameters:
     turn: float = 20.0
     overlap: Overlap = Overlap.NONE
     shards: int = 1
+    fail_row: bool = False
+    hang: bool = False
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self) if field.type in ("float", "float | None")):

@@ -1,4 +1,4 @@
-"""The simulation: one rollout that a slow snapshot parks, and the snapshot after it.
+"""The simulation: one rollout, or one group of three, that a slow snapshot parks, and the snapshot after it.
 
 It runs on any subject: the embedded model, classes of a checkout, an installed NeMo RL. RL's part in front of
 it (the stream that gives up and tries again, the snapshot loop) and all of Gym are our own; the registry, the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +19,19 @@ from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import InvalidInputError
 from nemo_rl_deadline_fix.replay import clock
 from nemo_rl_deadline_fix.replay.clock import now
-from nemo_rl_deadline_fix.replay.gym import GymActor, Participant, Prepared, State
+from nemo_rl_deadline_fix.replay.gym import GymActor, Participant, Prepared, Run, RunFailedError, State
+from nemo_rl_deadline_fix.replay.ledger import RolloutRecoveryLedger
 from nemo_rl_deadline_fix.replay.parameters import Overlap, Parameters
-from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay, Snapshot, Timeline
+from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay, Replies, Snapshot, Timeline
 from nemo_rl_deadline_fix.replay.subjects import Subject, build_controller, holders_left, leaf
 
 MAX_TRIES = 5
 """NeMo RL's default number of tries for one prompt after infrastructure failures."""
+GROUP = "prompt"
+"""The group's id."""
+ROWS = 3
+"""How many rows the group has where one of them fails."""
+REWARD = 1.0
 
 
 def run(subject: Subject, parameters: Parameters, folder: Path = Path()) -> Replay:
@@ -59,7 +66,9 @@ class Simulation:
         self._reports: list[Prepared] = []
         self._suspended_at_report = False
         self._commits_until = 0.0
-        self._bodies: set[asyncio.Task[float]] = set()
+        self._bodies: dict[asyncio.Task[Run], Run] = {}
+        self._ledger = RolloutRecoveryLedger()
+        self._read = 0
         gyms = [self._gym(number) for number in range(1, parameters.shards + 1)]
         self._actor, self._participant = gyms[0], gyms[0].participant
         self._controller = build_controller(
@@ -68,6 +77,7 @@ class Simulation:
             parameters,
             gate=_Gate(self._record),
             acknowledge=_flush,
+            ledger=self._ledger,
             telemetry=self._telemetry,
         )
         self._manager = getattr(self._controller, targets.MANAGER)
@@ -93,46 +103,82 @@ class Simulation:
         await self._snapshot(2, parameters.second_at, 0.0)
         await asyncio.gather(rollout, *others)
         # Only now is it known how many bodies there are: a late try starts after the last snapshot.
-        await asyncio.gather(*self._bodies)
-        attempts = (
-            replace(attempt, acknowledged=self._participant.state(attempt.index) is State.ACKNOWLEDGED)
-            for attempt in self._attempts
-        )
+        await asyncio.gather(*(_to_its_end(body) for body, run in self._bodies.items() if not run.hangs))
+        released = self._participant.count(State.ACKNOWLEDGED)
         return Replay(
             events=tuple(self._record),
             snapshots=tuple(self._snapshots),
-            attempts=tuple(attempts),
-            bodies_finished=self._participant.count(State.COMPLETED, State.ACKNOWLEDGED),
+            attempts=tuple(
+                replace(attempt, acknowledged=self._is_released(attempt.index)) for attempt in self._attempts
+            ),
+            bodies_started=len(self._bodies),
+            bodies_finished=self._participant.count(State.COMPLETED, State.ACKNOWLEDGED, State.FAILED),
+            replies=Replies(self._read, released - self._read, self._participant.count(State.COMPLETED)),
             holders_left=holders_left(self._registry),
             telemetry=tuple(self._telemetry),
         )
 
+    def _is_released(self, index: int) -> bool:
+        """Whether Gym keeps no reply of a try any more."""
+        states = {self._participant.state(run) for run in self._bodies.values() if run.index == index}
+        return State.ACKNOWLEDGED in states and State.COMPLETED not in states
+
     async def _rollout(self) -> None:
-        """RL's stream: read a try until its budget is spent, then leave it and start the next."""
+        """RL's stream: read a try until its budget is spent or a row fails, then start the next."""
+        self._ledger.reserve_group(None, GROUP, ROWS if self._parameters.fail_row else 1)
         for index in range(MAX_TRIES):
+            self._ledger.prepare_incomplete_retry(None, GROUP)
             attempt = await self._try(index, partial(self._record, f"RL try {index}"))
             self._attempts.append(attempt)
             if attempt.outcome == "reply":
-                self._participant.acknowledge(index)
-                return
+                break
+            self._ledger.abandon_unsealed(None, GROUP)
+        self._ledger.discard_group(None, GROUP)
 
     async def _try(self, index: int, record: Callable[..., None]) -> Attempt:
         budget = self._parameters.budget
         record(f"starts with a budget of {budget:g} s", EventKind.TRY_STARTS, index)
+        runs = [self._run(index, row) for row in self._ledger.mark_group_dispatched(None, GROUP)]
         # A streaming call runs to its end in Gym's actor, whether RL reads on or not.
-        body = asyncio.create_task(
-            self._actor.run_rollout(index, self._parameters.work_of(index), self._parameters.turn)
-        )
-        self._bodies.add(body)
+        bodies = {asyncio.create_task(self._actor.run_rollout(run)): run for run in runs}
+        self._bodies |= bodies
         try:
             async with self._deadline(budget, "NeMo-Gym prompt group", registry=self._registry):
-                reward = await asyncio.shield(body)
+                # Ends at the first row that fails.
+                for body in asyncio.as_completed(bodies):
+                    self._seal(await body, record)
         except self._subject.timeout as error:
-            state = self._participant.state(index)
+            states = map(self._participant.state, runs)
+            state = next((one for one in states if one is not State.ACKNOWLEDGED), State.ACKNOWLEDGED)
             record(f"deadline fires while {state}: RL stops reading", EventKind.DEADLINE_FIRES, index)
             return Attempt(index, "timeout", now(), state, None, False, str(error))
-        record(f"reply with reward {reward:g}, sealed", EventKind.REPLY_READ, index)
-        return Attempt(index, "reply", now(), None, reward, False, "")
+        except RunFailedError as error:
+            record(f"a row fails: {error}; RL stops reading", EventKind.ROW_FAILS, index)
+            return Attempt(index, "failed", now(), None, None, False, str(error))
+        return Attempt(index, "reply", now(), None, REWARD, False, "")
+
+    def _run(self, index: int, row: int) -> Run:
+        """What a row does in a try: the first row fails, where one is to fail, and the last hangs."""
+        parameters = self._parameters
+        return Run(
+            rollout_id=f"{GROUP}_g{row}",
+            index=index,
+            work_s=parameters.work_of(index),
+            turn_s=parameters.turn,
+            row=row if parameters.fail_row else None,
+            fails=parameters.fail_row and (index, row) == (0, 0),
+            hangs=parameters.hang and index == 0 and row == (ROWS - 1) * parameters.fail_row,
+        )
+
+    def _seal(self, run: Run, record: Callable[..., None]) -> None:
+        """Take a reply and ACK it."""
+        about = "" if run.row is None else f" of row {run.row}"
+        what = f"reply{about} with reward {REWARD:g}, sealed"
+        record(what, EventKind.REPLY_READ, run.index, run.row)
+        self._read += 1
+        self._ledger.seal(None, run.key, "agent-agent", run.receipt)
+        self._participant.acknowledge(run.key)
+        self._ledger.mark_completed_executions_acknowledged(None, [run.key])
 
     async def _snapshot(self, number: int, at: float, lasts: float) -> None:
         """Take a snapshot at a time, or as soon as the one before is over."""
@@ -213,6 +259,11 @@ async def finish_pending(controller: Any) -> None:
         await controller._abort_prepared_gym_checkpoint(abort.checkpoint_id)
     if (release := controller._pending_gym_checkpoint_release) is not None:
         await controller._release_committed_gym_checkpoint(release)
+
+
+async def _to_its_end(body: asyncio.Task[Run]) -> None:
+    with suppress(RunFailedError):
+        await body
 
 
 async def _flush() -> int:

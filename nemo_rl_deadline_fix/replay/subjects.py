@@ -13,7 +13,7 @@ from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.replay import rl
 from nemo_rl_deadline_fix.replay.parameters import Parameters
-from nemo_rl_deadline_fix.wrapping import patch
+from nemo_rl_deadline_fix.wrapping import acknowledges, patch
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def embedded() -> Subject:
     )
 
 
-def fixed(subject: Subject) -> Subject:
+def fixed(subject: Subject, *, acknowledge: bool = False) -> Subject:
     """The same subject with the run-time fix on a subclass of its controller, which stays as it is."""
     controller = type(subject.controller.__name__, (subject.controller,), {})
-    patch(controller)
+    patch(controller, acknowledge=acknowledge)
     return replace(subject, controller=controller)
 
 
@@ -82,6 +82,7 @@ def build_controller(
     gate: asyncio.Event,
     acknowledge: Callable[[], Awaitable[int]],
     telemetry: list[dict[str, float]],
+    ledger: Any = None,
 ) -> Any:
     """Build a controller: its own `__init__` as far as that needs no cluster, and stand-ins for the cluster.
 
@@ -92,6 +93,7 @@ def build_controller(
         gate: The gate of Gym snapshots, open.
         acknowledge: Stands for the flush of ACKs.
         telemetry: Takes the metrics that the controller logs.
+        ledger: What RL can still use, for a controller that acknowledges what RL has given up on.
     """
     manager: Any = object.__new__(subject.manager)
     setattr(manager, targets.REGISTRY, subject.registry())
@@ -123,6 +125,8 @@ def build_controller(
             "_clear_generation_cut_staging_rows": _nothing,
         }
     )
+    if acknowledges(subject.controller):
+        setattr(controller, targets.LEDGER, ledger)
     return controller
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_rl_deadline_fix.errors import DeadlineFixError, UnsupportedTargetError
+from nemo_rl_deadline_fix import targets
+from nemo_rl_deadline_fix.errors import DeadlineFixError, InvalidInputError, UnsupportedTargetError
 from nemo_rl_deadline_fix.observing import logger
 from nemo_rl_deadline_fix.replay import simulation, subjects
 from nemo_rl_deadline_fix.replay.parameters import Parameters
@@ -43,7 +44,14 @@ def of_checkout(path: Path, parameters: Parameters, kind: str = "checkout") -> V
 
     tree = survey(path)
     if tree.line is Line.GATE:
-        return _verify(kind, _subject(tree), parameters)
+        subject = _subject(tree)
+        if parameters.fail_row and hasattr(subject.controller, targets.GYM_ACTORS):
+            found = "a version that reads every row of a group before it raises a row's error"
+            raise _cannot_play("--fail-row", tree.root, found)
+        return _verify(kind, subject, parameters)
+    for road, wanted in (("--fail-row", parameters.fail_row), ("--hang", parameters.hang)):
+        if wanted:
+            raise _cannot_play(road, tree.root, tree.detail.rstrip("."))
     judged = {
         "not_applicable": Verdict.NOT_APPLICABLE,
         "fixed": Verdict.ALREADY_FIXED,
@@ -89,6 +97,15 @@ def refusal(subject: Subject) -> str | None:
     return "" if finding.state is State.ALREADY_FIXED else finding.found
 
 
+def _cannot_play(what: str, path: object, found: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"cannot play {what} on {path}",
+        found=found,
+        supported="NeMo RL's versions that have this stall, as pin 98b3b6c, and the embedded model",
+        advice=f"leave {what} out, or leave the target out and see it on the embedded model",
+    )
+
+
 def _subject(tree: TreeReport) -> Subject:
     from nemo_rl_deadline_fix.replay import loading
 
@@ -102,6 +119,12 @@ def _verify(kind: str, subject: Subject, parameters: Parameters) -> Verification
     runs, why_not = {Form.AS_IS: before}, refusal(subject)
     if why_not is None:
         runs[Form.CLOCKS] = _simulate(subjects.fixed(subject), parameters)
+        if runs[Form.CLOCKS].stalls:
+            # Another road to the same stall, on which clocks alone are no help.
+            try:
+                runs[Form.ACKNOWLEDGE] = _simulate(subjects.fixed(subject, acknowledge=True), parameters)
+            except UnsupportedTargetError as error:
+                raise _cannot_play("the acknowledging form", subject.path, error.found) from error
         stalls = before.stalls
     else:
         # Code that does not stall may be fixed, or the numbers stall nothing. Our model has no shards.
