@@ -37,7 +37,7 @@ PACKAGE = "nemo_rl_deadline_fix"
 PARTS = (PACKAGE, "tests", "patches", ".github", "pyproject.toml", "README.md", "CHANGELOG.md")
 """What the tests need of the repo."""
 
-PLUGINS = ("pytest_timeout", "pytest_asyncio.plugin", "pytest_mock")
+PLUGINS = ("pytest_timeout", "pytest_mock")
 """What the suite needs; loading all that happen to be installed would be half of most runs."""
 
 TEST_S, SUBSET_S = 30, 240

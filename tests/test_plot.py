@@ -204,7 +204,13 @@ def titles(verification: Verification) -> list[tuple[str, str]]:
 # How it is drawn
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("default", "all at once") else pytest.mark.slow)
+        for name in NUMBERS
+    ],
+)
 def test_every_word_has_a_place_of_its_own(name: str) -> None:
     """Whatever the numbers, no word leaves the picture or meets another one, a bar or the legend."""
     with mpl.rc_context(drawing.SETTINGS):

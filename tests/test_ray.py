@@ -30,7 +30,7 @@ PREPARE_TIMEOUT_S = 0.3
 PATIENCE_S = 60.0
 
 # Ray's own, at import and shutdown; nothing of ours can be meant by them.
-pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 Story = dict[str, Any]
 

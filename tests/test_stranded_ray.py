@@ -20,7 +20,7 @@ MODES = {
 }
 
 # Ray's own, at import and shutdown; nothing of ours can be meant by them.
-pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
 
 QUICK = {"turns": 2, "turn_s": 0.1}
 FAILS = {"turns": 1, "turn_s": 0.1, "fails": True}
@@ -131,7 +131,6 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, list[bool]]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("row", "mode"), [(row, mode) for row, (_, saved) in ROWS.items() for mode in saved])
 def test_rows(play: Play, row: str, mode: str) -> None:
     """Each road to a stranded reply, with the fix and without: which snapshots are saved."""
