@@ -11,9 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nemo_rl_deadline_fix.observing import Watch, log, now, running_loop
-
-DEFAULT_HOLDER = "generation_stand_down"
-"""The one name that upstream's argument-free calls share: training and weight sync."""
+from nemo_rl_deadline_fix.targets import DEFAULT_HOLDER
 
 # A reply that is ready when the pause ends must not lose to a deadline that has next to nothing left: asyncio
 # delivers an expiry without delay ahead of what becomes ready later in the turn, and uvloop runs due timers

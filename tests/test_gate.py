@@ -14,14 +14,13 @@ from pytest_mock import MockerFixture
 
 from nemo_rl_deadline_fix import gate, wrapping
 from nemo_rl_deadline_fix.observing import clocks
-from nemo_rl_deadline_fix.registry import DEFAULT_HOLDER
 from nemo_rl_deadline_fix.replay.rl import RequestDeadlineRegistry as UpstreamRegistry
 from nemo_rl_deadline_fix.replay.rl import (
     RolloutManager,
     SingleControllerActor,
     _GymCheckpointReleasePendingError,
 )
-from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, REGISTRY, RELEASE, TELEMETRY
+from nemo_rl_deadline_fix.targets import DEFAULT_HOLDER, GATE, HOLDER, MANAGER, REGISTRY, RELEASE, TELEMETRY
 from tests.conftest import virtual
 from tests.support import steps
 from tests.support.steps import Rule1

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from nemo_rl_deadline_fix.registry import (
-    DEFAULT_HOLDER,
     LAST_MOMENT_S,
     RESTART_TURNS,
     SMALLEST_BUDGET_S,
     RequestDeadlineRegistry,
 )
 from nemo_rl_deadline_fix.replay import rl
+from nemo_rl_deadline_fix.targets import DEFAULT_HOLDER
 from tests.conftest import virtual
 from tests.support.upstream_like import BareDeadline, clock_forward, never, rollout
 

@@ -135,7 +135,7 @@ def test_no_controller_is_nothing_to_fix_only_in_a_whole_nemo_rl(tmp_path: Path)
     root = make_tree(tmp_path, "before")
     (root / CONTROLLER).unlink()
     report = survey(root)
-    assert (report.state, report.line, report.controller) == (State.NOT_APPLICABLE, Line.NONE, None)
+    assert (report.state, report.line, report.tree.controller) == (State.NOT_APPLICABLE, Line.NONE, None)
     (root / "nemo_rl/algorithms/grpo.py").unlink()
     assert survey(root).state is State.UNKNOWN
 

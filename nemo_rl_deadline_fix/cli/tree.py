@@ -11,7 +11,7 @@ import click
 
 from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.source import Line, Rule, Site, State, TreeReport, survey
+from nemo_rl_deadline_fix.source import OPTIONAL, Line, Rule, Site, State, TreeReport, survey
 
 EXIT_CODES = {
     State.FIXED: 0,
@@ -32,7 +32,6 @@ _STYLES = {
     State.UNKNOWN: "yellow",
     State.INFORMATION: "dim",
 }
-_OPTIONAL_RULES = (Rule.DF004,)
 
 _PATH_HELP = "PATH: a NeMo RL checkout, its nemo_rl folder, an installed one, or one of the two files."
 _path = click.argument("path", metavar="[PATH]", default=".", type=click.Path(path_type=Path))
@@ -136,19 +135,19 @@ def apply(path: Path, without: tuple[str, ...], revert: bool, dry_run: bool) -> 
         write(planned.changes)
     verb = "revert" if revert else "fix"
     done = f"would {verb}" if dry_run else {"fix": "fixed", "revert": "reverted"}[verb]
-    for change in planned.changes:
-        print(f"{done} {change.source.name}")
+    for source, _ in planned.changes:
+        print(f"{done} {source.name}")
     return 0
 
 
 def _rules(without: tuple[str, ...]) -> frozenset[Rule]:
     left_out = {Rule(name) for name in without}
-    needed = sorted(left_out.difference(_OPTIONAL_RULES))
+    needed = sorted(left_out.difference(OPTIONAL))
     if needed:
         raise InvalidInputError(
             f"{' and '.join(needed)} cannot be left out",
             found="a rule that the fix needs",
-            supported=f"--without {' or '.join(_OPTIONAL_RULES)}",
+            supported=f"--without {' or '.join(OPTIONAL)}",
         )
     return frozenset(Rule) - left_out
 
@@ -174,28 +173,28 @@ def _next(report: TreeReport, path: Path) -> str:
 
 
 def _print(report: TreeReport, path: Path) -> None:
-    show(_verdict(report), f"bold {_STYLES[report.state]}")
+    show(printable(_verdict(report)), f"bold {_STYLES[report.state]}")
     if command := _next(report, path):
         # Not folded, so that it can be pasted.
         print(f"    {printable(command)}")
     if report.sites:
-        print(f"\nin {printable(str(report.root))}:")
+        print(f"\nin {printable(str(report.tree.root))}:")
     for site in report.sites:
         rule = f"{site.rule} " if site.rule else ""
-        optional = "" if site.required or site.rule is None else ", optional"
+        optional = ", optional" if site.rule in OPTIONAL else ""
         head = f"{site.where}: {rule}{site.state}{optional}:"
-        show(f"{head} {site.name}: {site.found}", _STYLES[site.state], later="    ")
+        show(printable(f"{head} {site.name}: {site.found}"), _STYLES[site.state], later="    ")
         if site.state in (State.AFFECTED, State.UNKNOWN):
             show(f"expected: {site.expected}", first="    ", later="      ")
 
 
 def _as_dict(report: TreeReport) -> dict[str, Any]:
     return {
-        "root": str(report.root),
+        "root": str(report.tree.root),
         "line": report.line,
         "state": report.state,
         "detail": report.detail,
-        "files": [str(file) for file in (report.controller, report.manager) if file is not None],
+        "files": [str(source.path) for source in report.tree.sources.values()],
         "sites": [_site(site) for site in report.sites],
     }
 

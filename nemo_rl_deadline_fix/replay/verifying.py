@@ -86,10 +86,10 @@ def subject_of(path: Path) -> Subject:
     from nemo_rl_deadline_fix.replay import loading
     from nemo_rl_deadline_fix.source import survey
 
-    tree = survey(path)
+    tree = survey(path).tree
     if tree.controller is None or tree.manager is None:
         raise cannot_simulate(str(path), "one of the two files alone")
-    return loading.load(tree.root, tree.controller, tree.manager)
+    return loading.load(tree.root, tree.controller.path, tree.manager.path)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def _by_survey(kind: str, tree: TreeReport, parameters: Parameters) -> Verificat
         "fixed": Verdict.ALREADY_FIXED,
         "unknown": Verdict.UNDECIDED,
     }.get(tree.state.value, Verdict.OTHER_FORM)
-    return Verification(kind, str(tree.root), parameters, judged=judged, detail=tree.detail.rstrip("."))
+    return Verification(kind, str(tree.tree.root), parameters, judged=judged, detail=tree.detail.rstrip("."))
 
 
 def _simulate(subject: Subject, parameters: Parameters) -> Replay:

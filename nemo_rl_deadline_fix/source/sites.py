@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from nemo_rl_deadline_fix.source.reading import Source
 
@@ -41,15 +42,12 @@ class Rule(StrEnum):
     """A deadline with nothing left does not fire ahead of a reply of the same loop turn. Optional."""
 
 
-class Kind(StrEnum):
-    """What a site is."""
+OPTIONAL = (Rule.DF004,)
+"""Rules that a tree may lack and count as fixed."""
 
-    SUSPEND = "suspend"
-    RESUME = "resume"
-    CLOSE = "close"
-    REOPEN = "reopen"
-    REARM = "rearm"
-    CALL = "call"
+
+Kind = Literal["suspend", "resume", "close", "reopen", "rearm", "call"]
+"""What a site does."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +83,10 @@ class Site:
 
     Attributes:
         rule: The rule that changes it; None where nothing is to be changed.
-        kind: What it is.
         file: The file it is in, relative to the tree's root, with slashes.
-        line: Its line.
         name: The function it is in, as `Class.method`.
-        state: Its state.
-        found: What is there.
         expected: What the fix wants to see there.
         places: What the fix puts there.
-        required: Whether the tree's state depends on it.
     """
 
     rule: Rule | None
@@ -105,7 +98,11 @@ class Site:
     found: str
     expected: str
     places: tuple[Place, ...] = ()
-    required: bool = True
+
+    @property
+    def required(self) -> bool:
+        """Whether the tree's state depends on it."""
+        return self.rule not in (None, *OPTIONAL)
 
     @property
     def where(self) -> str:
