@@ -11,7 +11,7 @@ import shlex
 import signal
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -57,15 +57,14 @@ class Plan:
 def plan(path: Path, *, rules: Collection[Rule] = ALL_RULES) -> Plan:
     """Compute the fix for a tree; nothing is written.
 
+    There are no changes where the tree is fixed already or has no Gym snapshot code.
+
     Args:
         path: As for `survey`.
         rules: The rules to apply: all, or all but DF004.
 
-    Returns:
-        The changes; none where the tree is fixed already or has no Gym snapshot code.
-
     Raises:
-        InvalidInputError: There is no tree, or a file of it cannot be read or parsed.
+        InvalidInputError: As `survey`.
         UnsupportedTargetError: The tree has a form that is not mended here.
     """
     return _plan(path, rules, State.AFFECTED, State.FIXED)
@@ -75,13 +74,11 @@ def plan_revert(path: Path) -> Plan:
     """Compute how to take out what `plan` puts in; nothing is written.
 
     There is no record of what was applied. So lines count as the fix's exactly if they are, byte for byte,
-    what the fix writes, and the result is given out only if it is a tree that could be fixed again.
-
-    Returns:
-        The changes; none where the fix is not there, or is NeMo RL's own.
+    what the fix writes, and the result is given out only if it is a tree that could be fixed again. There are
+    no changes where the fix is not there, or is NeMo RL's own.
 
     Raises:
-        InvalidInputError: As for `plan`.
+        InvalidInputError: As `survey`.
         UnsupportedTargetError: The fix is there in another form, or was edited since.
     """
     return _plan(path, ALL_RULES, State.FIXED, State.AFFECTED)
@@ -166,65 +163,52 @@ def write(changes: Collection[Change]) -> None:
     that were replaced already get their old contents back, the last one first. A signal to end the process
     comes when all is done.
 
-    Args:
-        changes: What to write.
-
     Raises:
         InvalidInputError: A file cannot be written, or is not any more what the plan was made for.
     """
-    with _signals_later(), contextlib.ExitStack() as made, contextlib.ExitStack() as undo:
-        staged = [(old, *_staged(made, old, new)) for old, new in changes]
-        for source, target, old, new in staged:
-            with _errors_told(target):
-                if target.read_bytes() != source.raw:
-                    raise InvalidInputError(
-                        f"{target} cannot be written",
-                        found="it was changed by someone else in the meantime",
-                        advice="run the command again; nothing was changed",
-                    )
-                undo.callback(old.replace, target)
-                new.replace(target)
-        undo.pop_all()
+    with contextlib.ExitStack() as made:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        made.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        target = Path()
+        try:
+            staged = []
+            for old, new in changes:
+                # Within the tree a symlink is written through; reading has refused those that lead out.
+                target = old.path.resolve()
+                staged.append((target, old.raw, *_staged(made, target, old, new)))
+            with contextlib.ExitStack() as undo:
+                for target, raw, old_file, new_file in staged:
+                    if target.read_bytes() != raw:
+                        raise InvalidInputError(
+                            f"{target} cannot be written",
+                            found="it was changed by someone else in the meantime",
+                            advice="run the command again; nothing was changed",
+                        )
+                    undo.callback(old_file.replace, target)
+                    new_file.replace(target)
+                undo.pop_all()
+        except OSError as error:
+            raise InvalidInputError(
+                f"{target} cannot be written",
+                found=error.strerror or str(error),
+                advice="make it and its folder writable; nothing was changed",
+            ) from None
         # So that the renames outlast a power cut, where the file system can.
-        for folder in {target.parent for _, target, *_ in staged}:
+        for folder in {target.parent for target, *_ in staged}:
             with contextlib.suppress(OSError):
                 handle = os.open(folder, os.O_RDONLY)
                 made.callback(os.close, handle)
                 os.fsync(handle)
 
 
-@contextlib.contextmanager
-def _signals_later() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _errors_told(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InvalidInputError(
-            f"{target} cannot be written",
-            found=error.strerror or str(error),
-            advice="make it and its folder writable; nothing was changed",
-        ) from None
-
-
-def _staged(made: contextlib.ExitStack, old: Source, new: Source) -> tuple[Path, Path, Path]:
-    """The file to replace, and beside it a copy of the old one to go back to and a complete new one."""
-    # Within the tree a symlink is written through; reading has refused those that lead out.
-    target = old.path.resolve()
-    with _errors_told(target):
-        status = target.stat()
-        # Root may write to anything, and a folder that is writable allows a replacement of a read-only
-        # file; who made it read-only meant something by it.
-        if not status.st_mode & 0o222 or not os.access(target, os.W_OK):
-            raise PermissionError("the file is read-only")
-        return target, _copy(made, target, old.raw, status), _copy(made, target, new.raw, status)
+def _staged(made: contextlib.ExitStack, target: Path, old: Source, new: Source) -> tuple[Path, Path]:
+    """Beside the target a copy of the old file to go back to, and a complete new one."""
+    status = target.stat()
+    # Root may write to anything, and a folder that is writable allows a replacement of a read-only file;
+    # who made it read-only meant something by it.
+    if not status.st_mode & 0o222 or not os.access(target, os.W_OK):
+        raise PermissionError("the file is read-only")
+    return _copy(made, target, old.raw, status), _copy(made, target, new.raw, status)
 
 
 def _copy(made: contextlib.ExitStack, target: Path, raw: bytes, status: os.stat_result) -> Path:

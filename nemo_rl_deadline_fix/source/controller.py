@@ -53,44 +53,42 @@ class _Controller:
             for child in ast.iter_child_nodes(node):
                 self._parents[child], self._scopes[child] = node, (owner, function)
                 todo.append(child)
-        self._aliases: dict[tuple[Function | None, str], ast.expr] = {}
-        """Whose gate a local name is, by function and name: `gate = self._gym_checkpoint_...`."""
+        self._gates = [node for node in self._parents if _word(node) == GATE]
+        self._aliases = {(self._scopes[gate][1], self._alias(gate)): gate for gate in self._gates}
+        """Gates by function and local name: `gate = self._gym_checkpoint_...`."""
         self._ours: set[ast.AST] = set()
 
     def sites(self) -> list[Site]:
-        named = [node for node in self._parents if _word(node) == GATE]
-        for node in named:
-            self._note_alias(node)
-        local = [node for node in self._parents if self._local(node)]
-        gates = [site for node in (*named, *local) if (site := self._gate(node))]
+        local = [node for node in self._parents if isinstance(node, ast.Name) and self._receiver(node)]
+        gates = [site for node in (*self._gates, *local) if (site := self._gate(node))]
         if not gates:
             return []
-        gates += [
-            self._unknown(
-                self._source.module, f"a statement that {kind}s {GATE}", kind, "none outside __init__"
-            )
-            for kind in _KINDS
-            if kind not in {site.kind for site in gates}
-        ]
+        for kind in {*_KINDS}.difference(site.kind for site in gates):
+            expected = f"a statement that {kind}s {GATE}"
+            gates.append(self._unknown(self._source.module, expected, kind, "none outside __init__"))
         calls = [self._clocks(node) for node in self._parents if _is_clocks(node) and node not in self._ours]
         return [*sorted(gates, key=attrgetter("line")), *sorted(calls, key=attrgetter("line"))]
 
-    def _note_alias(self, gate: ast.AST) -> None:
+    def _alias(self, gate: ast.AST) -> str:
+        """The one local name that a statement binds, once, to the gate and to nothing else; or ""."""
         _, function = self._scopes[gate]
-        name = _bound_to(gate, self._parents[gate])
-        if isinstance(gate, ast.Attribute) and function and name and _bindings(function, name) == 1:
-            self._aliases[function, name] = gate.value
+        match self._parents[gate]:
+            case ast.Assign(targets=[ast.Name(name)], value=value) | ast.AnnAssign(
+                ast.Name(name), value=value
+            ):
+                return name if value is gate and function and _bindings(function, name) == 1 else ""
+        return ""
 
-    def _local(self, node: ast.AST) -> ast.expr | None:
-        """Whose gate a local name is; None where it is no gate."""
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            return self._aliases.get((self._scopes[node][1], node.id))
-        return None
+    def _receiver(self, gate: ast.AST) -> ast.expr | None:
+        """Whose gate an attribute or a local name is; None where it is no gate, or a string."""
+        if isinstance(gate, ast.Name) and isinstance(gate.ctx, ast.Load):
+            gate = self._aliases.get((self._scopes[gate][1], gate.id), gate)
+        return gate.value if isinstance(gate, ast.Attribute) else None
 
     def _gate(self, gate: ast.AST) -> Site | None:
         """The site of one use of the gate; None where that is none of the fix's business."""
         _, function = self._scopes[gate]
-        receiver = gate.value if isinstance(gate, ast.Attribute) else self._local(gate)
+        receiver = self._receiver(gate)
         if receiver is not None and function is not None:
             if _only_waits(function):
                 return None
@@ -100,14 +98,13 @@ class _Controller:
 
     def _use(self, gate: ast.AST, receiver: str, function: Function) -> Site | None:
         verb, used = self._call(gate)
-        if verb in ("is_set", "wait") or (function, _bound_to(gate, used)) in self._aliases:
+        if verb in ("is_set", "wait") or (isinstance(gate, ast.Attribute) and self._alias(gate)):
             return None
         plain = used if isinstance(used, ast.Expr) and stands_alone(self._source, used) else None
         if function.name == "__init__" and self._scopes[function][0] == CONTROLLER_CLASS:
-            made = isinstance(used, ast.Assign | ast.AnnAssign) and not verb and used.value is not gate
-            if used in function.body and (made or (verb == "set" and plain)):
-                return None
-        elif plain and verb in ("set", "clear") and f".{MANAGER}" in self._source.text:
+            made = plain if verb == "set" else not verb and _is_assigned(gate, used)
+            return None if made and used in function.body else self._unknown(gate, _PLAIN)
+        if plain and verb in ("set", "clear") and f".{MANAGER}" in self._source.text:
             return self._change(plain, verb, receiver)
         return self._unknown(gate, _PLAIN)
 
@@ -124,7 +121,7 @@ class _Controller:
         forward = SUSPEND if closes else RESUME
         call = f'{receiver}.{MANAGER}.{forward}("{HOLDER}")'
         if closes:
-            place, side, beside = lines_before(self._source, statement, [call], WHY), "above", -1
+            place, side, beside = lines_before(self._source, statement, call, WHY), "above", -1
         else:
             place, side, beside = line_after(self._source, statement, call), "below", 1
         (block,) = (
@@ -172,12 +169,8 @@ def _is_clocks(node: ast.AST) -> bool:
     return _word(node) in _CLOCKS or (of_manager and "deadline" in _word(node))
 
 
-def _bound_to(gate: ast.AST, use: ast.AST) -> str:
-    """The one name that a statement binds to the gate and to nothing else, or ""."""
-    if not isinstance(use, ast.Assign | ast.AnnAssign) or use.value is not gate:
-        return ""
-    targets = use.targets if isinstance(use, ast.Assign) else [use.target]
-    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
+def _is_assigned(gate: ast.AST, statement: ast.AST) -> bool:
+    return isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not gate
 
 
 def _bindings(function: Function, name: str) -> int:

@@ -26,7 +26,8 @@ def coordinator_sites(controller: Source) -> list[Site]:
     """Every `async with gate.closed():`, and whether it holds the clocks."""
     return [
         _site(controller, f"{owner.name}.{getattr(method, 'name', '')}", node)
-        for owner in _classes(controller)
+        for owner in controller.module.body
+        if isinstance(owner, ast.ClassDef)
         for method in owner.body
         for node in ast.walk(method)
         if isinstance(node, ast.AsyncWith) and ".closed()" in ast.unparse(node.items[0])
@@ -45,10 +46,6 @@ def coordinator_state(controller: Source, manager: Source, sites: list[Site]) ->
     mixed = (held == {State.FIXED}) is not named
     found = MIXED if mixed else "clocks that are held in a way that is not known"
     return State.UNKNOWN, f"{sites[0].where}: {found}"
-
-
-def _classes(source: Source) -> list[ast.ClassDef]:
-    return [node for node in source.module.body if isinstance(node, ast.ClassDef)]
 
 
 def _site(source: Source, name: str, block: ast.AsyncWith) -> Site:

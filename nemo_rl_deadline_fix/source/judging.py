@@ -19,7 +19,7 @@ from nemo_rl_deadline_fix.source.coordinator import (
     coordinator_state,
 )
 from nemo_rl_deadline_fix.source.manager import manager_sites, takes_names
-from nemo_rl_deadline_fix.source.reading import Tree, read_tree
+from nemo_rl_deadline_fix.source.reading import Source, Tree, read_tree
 from nemo_rl_deadline_fix.source.sites import Site, State
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
@@ -100,16 +100,24 @@ _Judged = tuple[Line, State, str, list[Site]]
 
 
 def _judge(tree: Tree) -> _Judged:
+    if tree.controller and (sites := controller_sites(tree.controller)):
+        return _with_the_gate(tree.manager, sites)
+    if speaking := _speaking_of_snapshots(tree):
+        return _in_another_form(tree, speaking)
+    return _without_snapshots(tree)
+
+
+def _with_the_gate(manager: Source | None, sites: list[Site]) -> _Judged:
+    if manager is None:
+        return Line.GATE, State.UNKNOWN, f"no {MANAGER_FILE} beside the controller", sites
+    if DISPATCH_GATE in manager.text:
+        return Line.UNKNOWN, State.UNKNOWN, f"{sites[0].where}: {MIXED}", sites
+    sites = [*manager_sites(manager), *sites]
+    return Line.GATE, *_sum(sites), sites
+
+
+def _in_another_form(tree: Tree, speaking: list[str]) -> _Judged:
     controller, manager = tree.controller, tree.manager
-    if controller and (sites := controller_sites(controller)):
-        if manager is None:
-            return Line.GATE, State.UNKNOWN, f"no {MANAGER_FILE} beside the controller", sites
-        if DISPATCH_GATE in manager.text:
-            return Line.UNKNOWN, State.UNKNOWN, f"{sites[0].where}: {MIXED}", sites
-        sites = [*manager_sites(manager), *sites]
-        return Line.GATE, *_sum(sites), sites
-    if not (speaking := _speaking_of_snapshots(tree)):
-        return _without_snapshots(tree)
     if controller and manager and f"class {DISPATCH_GATE}" in manager.text:
         both = any(f"def {name}(" in controller.text for name in METHODS)
         if not both and (sites := coordinator_sites(controller)):
@@ -146,7 +154,8 @@ def _speaking_of_snapshots(tree: Tree) -> list[str]:
 
 def _without_snapshots(tree: Tree) -> _Judged:
     state, line = State.UNKNOWN, Line.UNKNOWN
-    if missing := tree.left_out((CONTROLLER_FILE, *SNAPSHOT_FILES)):
+    listed = tree.git("ls-files", "-t", "--", CONTROLLER_FILE, *SNAPSHOT_FILES).splitlines()
+    if missing := [name.removeprefix("S ") for name in listed if name.startswith("S ")]:
         return line, state, f"git leaves {missing[0]} out of this sparse checkout", []
     if not tree.controller and not (tree.root / _LEGACY).exists():
         return line, state, f"neither {CONTROLLER_FILE} nor {_LEGACY}: not a whole NeMo RL", []

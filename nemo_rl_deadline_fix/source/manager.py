@@ -46,8 +46,8 @@ _EXPECTED_FLOOR = (
     "(on uvloop, where the rest of the turn takes less than that)"
 )
 _NAMED = {
-    "suspend": ("self._holders.add(holder)",),
-    "resume": ("self._holders.discard(holder)", "if self._holders:\n    return"),
+    "suspend": "self._holders.add(holder)",
+    "resume": "self._holders.discard(holder)\nif self._holders:\n    return",
 }
 _ONE_FLAG = {
     verb: rf"if {skip}self\.suspended:\n    return\nself\.suspended = {value}\n"
@@ -101,14 +101,12 @@ class _Manager:
             places = (parameter(self._source, function, self._holder), *body)
             found = f"{name}(holder=...)" if state is State.FIXED else f"{name}() without a holder"
         else:
-            state, found = (
-                State.UNKNOWN,
-                f"{owner}.__init__, or a call in brackets, that is not the known one",
-            )
-        registry = owner == REGISTRY_CLASS
-        what = "keeps holders apart by name" if registry else "passes the holder on"
-        rule, line = Rule.DF001 if registry else Rule.DF002, function.lineno if function else 1
-        where, expected = (self._source.name, line, f"{owner}.{name}"), f"{name}({self._holder}) that {what}"
+            state, found = State.UNKNOWN, f"{owner}.__init__, or brackets, of another form than the known one"
+        rule, does = Rule.DF002, "passes the holder on"
+        if owner == REGISTRY_CLASS:
+            rule, does = Rule.DF001, "keeps holders apart by name"
+        where = (self._source.name, function.lineno if function else 1, f"{owner}.{name}")
+        expected = f"{name}({self._holder}) that {does}"
         return Site(rule, _METHODS[owner, name], *where, state, found, expected, places)
 
     def _state(self, owner: str, name: str) -> State:
@@ -118,7 +116,7 @@ class _Manager:
             return State.UNKNOWN
         affected, fixed = (re.escape(f"self.{REGISTRY}.{verb}({given})") for given in ("", "holder"))
         if owner == REGISTRY_CLASS:
-            affected, fixed = _ONE_FLAG[verb], re.escape("\n".join(_NAMED[verb])) + "\n" + _ONE_FLAG[verb]
+            affected, fixed = _ONE_FLAG[verb], re.escape(_NAMED[verb] + "\n") + _ONE_FLAG[verb]
         body, given = body_of(function), ast.unparse(function.args)
         code = "\n".join(map(ast.unparse, body))
         if body and begins_its_line(self._source, body[0]):
@@ -136,27 +134,28 @@ class _Manager:
             unit = self._source.lines[first.lineno - 1].lstrip("\f")[: first.col_offset // 2]
             names = lines_before(self._source, first, _NAMED[name], unit=unit)
             flag = self._flag()
-            return (names, lines_before(self._source, flag, [HOLDERS], WHY_NAMES)) if flag else ()
+            return (names, lines_before(self._source, flag, HOLDERS, WHY_NAMES)) if flag else ()
         called = first.value.func  # type: ignore[attr-defined]
         end = self._source.offset(called.end_lineno, called.end_col_offset)
         opened = re.compile(r"\s*\(").match(self._source.text, end)
         return (Place(opened.end(), "holder"),) if opened else ()
 
     def _flag(self) -> ast.stmt | None:
-        """Where `__init__` makes the flag; None where the set of holders above it is not as it must be.
-
-        It is made exactly if a method uses it, and nobody else does.
-        """
+        """Where `__init__` makes the flag, with the set of holders above it as it must be; or None."""
         start = self._method(REGISTRY_CLASS, "__init__")
-        flags = [node for node in start.body if re.fullmatch(_FLAG, ast.unparse(node))] if start else []
-        if start is None or len(flags) != 1 or not begins_its_line(self._source, flags[0]):
+        body = start.body if start else []
+        flags = [node for node in body if re.fullmatch(_FLAG, ast.unparse(node))]
+        if len(flags) != 1 or not begins_its_line(self._source, flags[0]):
             return None
-        made = _above(flags[0], start.body) == HOLDERS
+        return flags[0] if self._has_its_holders(_above(flags[0], body) == HOLDERS) else None
+
+    def _has_its_holders(self, made: bool) -> bool:
+        """Whether the set is made exactly if a method of ours uses it, and nobody else does."""
         fixed = [verb for verb in _NAMED if self._states[REGISTRY_CLASS, verb] is State.FIXED]
         nodes = ast.walk(self._classes[REGISTRY_CLASS])
         uses = sum(isinstance(node, ast.Attribute) and node.attr == "_holders" for node in nodes)
-        ours = made + sum(len(_NAMED[verb]) for verb in fixed)
-        return flags[0] if made == bool(fixed) and uses == ours else None
+        ours = made + sum(_NAMED[verb].count("_holders") for verb in fixed)
+        return made == bool(fixed) and uses == ours
 
     def _rearm(self) -> Iterator[Site]:
         """The statement that re-arms a deadline with what it banked, where there is one."""
@@ -169,7 +168,7 @@ class _Manager:
             state, found = State.FIXED, "a floor for what is left"
         elif "max(" in ast.unparse(function) or not begins_its_line(self._source, node):
             state, found = State.UNKNOWN, "another floor for what is left"
-        place = lines_before(self._source, node, [FLOOR], WHY_FLOOR)
+        place = lines_before(self._source, node, FLOOR, WHY_FLOOR)
         where = (self._source.name, node.lineno, f"{DEADLINE_CLASS}.resume")
         yield Site(Rule.DF004, "rearm", *where, state, found, _EXPECTED_FLOOR, (place,))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
-import itertools
 import re
 import stat
 import subprocess
 import tokenize
 import warnings
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,14 +71,10 @@ class Source:
                 advice="mend the file, or use the Python version that it is written for; nothing was changed",
             ) from None
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [0, *itertools.accumulate(map(len, self.lines))]
-
     def offset(self, line: int, column: int = 0) -> int:
         """Where a place is in the text: its line from 1, its column in bytes of UTF-8, as `ast` counts."""
         skipped = self.lines[line - 1].encode()[:column].decode() if column else ""
-        return self._starts[line - 1] + len(skipped)
+        return sum(map(len, self.lines[: line - 1])) + len(skipped)
 
 
 @dataclass(frozen=True)
@@ -114,11 +108,6 @@ class Tree:
         except (OSError, subprocess.CalledProcessError):
             return ""
         return done.stdout.rstrip("\n")
-
-    def left_out(self, names: Collection[str]) -> list[str]:
-        """Files of these that git keeps out of this checkout because it is a sparse one."""
-        listed = self.git("ls-files", "-t", "--", *names).splitlines()
-        return [line.removeprefix("S ") for line in listed if line.startswith("S ")]
 
 
 def read_tree(path: Path) -> Tree:
@@ -158,7 +147,7 @@ def _is_package(folder: Path) -> bool:
 def _read(root: Path, name: str) -> Source | None:
     path = root / name
     try:
-        status = path.stat()
+        mode = path.stat().st_mode
         if not path.resolve().is_relative_to(root.resolve()):
             raise InvalidInputError(
                 f"{path} leads out of the tree",
@@ -166,7 +155,7 @@ def _read(root: Path, name: str) -> Source | None:
                 supported=f"files inside {root}",
                 advice="name the tree that the file really belongs to",
             )
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(mode):
             raise InvalidInputError(f"{path} is not a file", supported="a Python source file")
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

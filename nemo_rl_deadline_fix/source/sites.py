@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -45,19 +44,13 @@ class Rule(StrEnum):
 OPTIONAL = (Rule.DF004,)
 """Rules that a tree may lack and count as fixed."""
 
-
 Kind = Literal["suspend", "resume", "close", "reopen", "rearm", "call"]
 """What a site does."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A text of the fix, and where it begins, or would begin.
-
-    Attributes:
-        at: Offset in the file's text.
-        text: What belongs there.
-    """
+    """A text of the fix, and the offset in the file's text where it begins, or would begin."""
 
     at: int
     text: str
@@ -119,17 +112,15 @@ def parameter(source: Source, function: Function, text: str) -> Place:
     return Place(at, f", {text}")
 
 
-def lines_before(
-    source: Source, anchor: ast.stmt, codes: Sequence[str], why: str = "", *, unit: str = "    "
-) -> Place:
+def lines_before(source: Source, anchor: ast.stmt, code: str, why: str = "", unit: str = "    ") -> Place:
     """The place of statements above one, or of those that stand there; a comment above the first.
 
     Comments above the anchor stay above, so that the lines of one step stand together.
     """
     indent = _indent(source, anchor)
     comment = [f"# {line}" for line in textwrap.wrap(why, WIDTH - len(indent) - 2)]
-    lines = [line for code in codes for line in _wrapped(code, len(indent), unit)]
-    text = "".join(f"{indent}{line}{_newline(source, anchor)}" for line in (*comment, *lines))
+    lines = (*comment, *_wrapped(code, len(indent), unit))
+    text = "".join(f"{indent}{line}{_newline(source, anchor)}" for line in lines)
     at = source.offset(anchor.lineno)
     return Place(at - len(text) if source.text[:at].endswith(text) else at, text)
 
