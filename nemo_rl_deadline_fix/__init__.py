@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nemo_rl_deadline_fix.errors import DeadlineFixError, InvalidInputError, UnsupportedTargetError
-    from nemo_rl_deadline_fix.installing import Report, State, install, status, uninstall
+    from nemo_rl_deadline_fix.installing import Report, install, status, uninstall
     from nemo_rl_deadline_fix.observing import ClockReport, metrics
     from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
+    from nemo_rl_deadline_fix.shapes import State
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ClockReport",
@@ -37,7 +38,7 @@ _HOMES = {
     "InvalidInputError": "errors",
     "Report": "installing",
     "RequestDeadlineRegistry": "registry",
-    "State": "installing",
+    "State": "shapes",
     "UnsupportedTargetError": "errors",
     "install": "installing",
     "metrics": "observing",

@@ -21,11 +21,7 @@ _FOLLOWER = "_nemo_rl_deadline_fix"
 async def prepare_and_commit(
     original: Callable[..., Awaitable[Any]], controller: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a controller's own prepare and commit, with its clocks following its gate from now on.
-
-    Returns:
-        What the original returns; whatever it raises comes out as it is, cancellation included.
-    """
+    """Run a controller's own prepare and commit, which ends as ever, with its clocks following its gate."""
     follow_gate(controller)
     try:
         return await original(controller, *args, **kwargs)

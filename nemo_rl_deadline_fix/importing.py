@@ -19,24 +19,23 @@ CONTROLLER_MODULE = "nemo_rl.algorithms.single_controller"
 class ControllerHook:
     """A finder in front of all others, which finds nothing itself.
 
-    For the controller it asks the others, as Python would, and has the loader that they give call `act`
+    For the controller it asks those behind it, as Python would, and has the loader that they give call `act`
     when the module is complete. A finder that comes in front of it later (typeguard's, jaxtyping's) can
     import the controller past it; so at every other import it goes to the front again, and acts then on
     a controller that it has not seen.
+
+    Args:
+        act: Called with the complete module, at every execution of it, in the importing thread. What it
+            raises breaks that import.
     """
 
     def __init__(self, act: "Callable[[ModuleType], None]") -> None:
-        """Make a hook that waits for nothing yet.
-
-        Args:
-            act: Called with the complete module, at every execution of it, in the importing thread. What
-                it raises breaks that import.
-        """
         self._act = act
         self._seen: ModuleType | None = None
 
     def enter(self) -> None:
-        """Go to the front of `sys.meta_path`."""
+        """Wait, in front of `sys.meta_path`, for the next execution of the controller."""
+        self._seen = self.missed()
         sys.meta_path.insert(0, self)
 
     def leave(self) -> None:
@@ -57,23 +56,23 @@ class ControllerHook:
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Take part in an import, as `importlib.abc.MetaPathFinder` says."""
-        if name != CONTROLLER_MODULE:
-            self._catch_up()
+        finders = list(sys.meta_path)
+        if self not in finders:
             return None
-        others = (getattr(finder, "find_spec", None) for finder in list(sys.meta_path) if finder is not self)
-        specs = (find(name, path, target) for find in others if find is not None)
+        at = finders.index(self)
+        if name != CONTROLLER_MODULE:
+            # Those in front have been asked already, so the import that is going on skips none.
+            if at:
+                sys.meta_path[:] = [self, *finders[:at], *finders[at + 1 :]]
+            if self.missed() is not None:
+                self._complete(sys.modules[CONTROLLER_MODULE])
+            return None
+        behind = [finder.find_spec for finder in finders[at + 1 :] if hasattr(finder, "find_spec")]
+        specs = (find(name, path, target) for find in behind)
         spec: ModuleSpec | None = next((spec for spec in specs if spec is not None), None)
         if spec is not None:
             self._attach(spec.loader)
         return spec
-
-    def _catch_up(self) -> None:
-        if self in sys.meta_path[1:]:
-            # Those that were in front have been asked already, so the import that is going on skips none.
-            sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
-        module = self.missed()
-        if module is not None:
-            self._complete(module)
 
     def _attach(self, loader: "Any") -> None:
         """Shadow a loader's `exec_module` on the instance, so that its type stays what others expect."""
@@ -88,8 +87,8 @@ class ControllerHook:
                 # The traceback is as without us.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 raise
-            # A loader may be shared: a zip's is.
-            if module.__name__ == CONTROLLER_MODULE:
+            # A loader may be shared: a zip's is. And somebody may have left.
+            if module.__name__ == CONTROLLER_MODULE and self in sys.meta_path:
                 self._complete(module)
 
         try:  # noqa: SIM105 - no contextlib here

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
-import importlib.metadata
 import logging
 import sys
 import textwrap
 import threading
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
 
 from nemo_rl_deadline_fix import __version__, wrapping
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
+from nemo_rl_deadline_fix.importing import ControllerHook
 from nemo_rl_deadline_fix.observing import ClockReport, clocks, log, stranded_so_far
-from nemo_rl_deadline_fix.shapes import Finding, Shape, classify, mentions
+from nemo_rl_deadline_fix.shapes import Finding, State, classify, mentions
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
     CONTROLLER_FILE,
@@ -29,7 +30,7 @@ from nemo_rl_deadline_fix.targets import (
     REGISTRY,
     REGISTRY_CLASS,
     SNAPSHOT_FILES,
-    SUPPORTED,
+    TRIED,
 )
 
 LATE = (
@@ -40,27 +41,12 @@ RESTARTS = (
     "a controller actor was created with the fix on: it keeps the fix until its process ends; where Ray "
     "restarts it, it comes back without"
 )
-IS_ON = "controller actors made from now on pause their rollout clocks during Gym snapshots"
 ACKNOWLEDGES = "what NeMo RL gives up on is acknowledged while a snapshot is prepared"
 TOO_LATE = "this actor was made without the fix: switch it on in the driver, before the actor is created"
 
-# wrapt's hooks cannot be taken back, so the one that waits asks the first flag when its time comes.
-_enabled = False
 _acknowledge = False
-_hook_waits = False
 # Two threads that install at once would wrap twice.
 _lock = threading.RLock()
-
-
-class State(StrEnum):
-    """State of the controller; the values are the words used in messages."""
-
-    PATCHED = "patched"
-    PENDING = "pending"
-    UNPATCHED = "unpatched"
-    ALREADY_FIXED = "already_fixed"
-    NOT_APPLICABLE = "not_applicable"
-    UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True)
@@ -85,19 +71,15 @@ class Report:
         detail = f" ({self.detail})" if self.detail else ""
         lines = [f"{CONTROLLER_MODULE}:{CONTROLLER_CLASS}: {self.state}{detail}"]
         lines += [f"warning: {text}" for text in self.warnings]
-        wrapped = (
-            textwrap.wrap(line, 80, subsequent_indent="  ")
-            for line in [*lines, *map(str, self.clocks), self.stranded]
-        )
-        return "\n".join(line for part in wrapped for line in part)
+        lines += [*map(str, self.clocks), self.stranded]
+        return "\n".join(part for line in lines for part in textwrap.wrap(line, 80, subsequent_indent="  "))
 
 
 def install(acknowledge: bool | None = None) -> Report:
     """Switch the fix on in this process, for the controller actors it creates from now on.
 
     Call it in the driver, before `SingleControllerActor.remote(...)`; before or after NeMo RL is
-    imported. Calling it again changes nothing. A controller module that was dropped from `sys.modules`
-    and imported again needs another call.
+    imported. Calling it again changes nothing.
 
     Args:
         acknowledge: Whether those actors also acknowledge in Gym, while they prepare a snapshot, the
@@ -108,17 +90,13 @@ def install(acknowledge: bool | None = None) -> Report:
         `already_fixed`; or `not_applicable` where there is no Gym snapshot code.
 
     Raises:
-        UnsupportedTargetError: The controller is imported and has an unknown shape; nothing was changed.
+        UnsupportedTargetError: The controller is imported and has an unknown shape; it was not changed.
     """
-    global _enabled, _acknowledge, _hook_waits
+    global _acknowledge
     with _lock:
-        _enabled = True
         _acknowledge = _acknowledge if acknowledge is None else acknowledge
-        if CONTROLLER_MODULE not in sys.modules and not _hook_waits:
-            from wrapt import register_post_import_hook
-
-            register_post_import_hook(_on_import, CONTROLLER_MODULE)
-            _hook_waits = True
+        if not _hook_waits():
+            _hook.enter()
     # An import that another thread has begun may be past the hook. Not under the lock, which the hook takes.
     getattr(importlib._bootstrap, "_lock_unlock_module", str)(CONTROLLER_MODULE)
     module = sys.modules.get(CONTROLLER_MODULE)
@@ -131,66 +109,43 @@ def install(acknowledge: bool | None = None) -> Report:
 def on_import(module: ModuleType, *, announce: bool = True, acknowledge: bool | None = None) -> Report:
     """Switch the fix on for a controller module whose code has run, be it that its import has not ended.
 
-    Args:
-        module: `nemo_rl.algorithms.single_controller`.
-        announce: Whether to log at INFO that it is on, where it was not before.
-        acknowledge: As for `install`.
-
-    Returns:
-        As `install`.
-
-    Raises:
-        UnsupportedTargetError: The controller has an unknown shape; nothing was changed.
+    With `announce` a line at INFO says that it is on, where it was not before. Else as `install`.
     """
     global _acknowledge
+    warnings = _untried_versions()
     with _lock:
         _acknowledge = _acknowledge if acknowledge is None else acknowledge
-        warnings = _version_warnings()
-        state, finding = _state(module)
-        if state is State.UNSUPPORTED:
-            raise wrapping.unsupported(finding.found, finding.advice)
-        other = [
-            one
-            for one in _actors(module)
-            if not wrapping.is_patched(one.controller)
-            or wrapping.acknowledges(one.controller) is not _acknowledge
-        ]
-        if state in (State.UNPATCHED, State.PATCHED) and other and not finding.found:
-            for one in other:
-                wrapping.patch(one.controller, acknowledge=_acknowledge)
-            state = State.PATCHED
+        finding = _finding(module)
+        if finding.state is State.UNSUPPORTED:
+            raise finding.error()
+        if finding.state in (State.UNPATCHED, State.PATCHED) and not finding.found:
+            finding = Finding(State.PATCHED)
+            # All are found before one is patched, from which others may inherit.
+            other = [one for one in _actors(module) if wrapping.acknowledges(one[1]) is not _acknowledge]
+            for _, controller in other:
+                wrapping.patch(controller, acknowledge=_acknowledge)
             if _forget_exports(other):
                 warnings += (LATE,)
-            if announce:
-                is_on = f"{IS_ON}; {ACKNOWLEDGES}" if _acknowledge else IS_ON
-                log(logging.INFO, "deadline fix %s is on: %s", __version__, is_on)
-    for text in warnings:
-        log(logging.WARNING, "%s", text)
-    return Report(state, finding.found, warnings, clocks(), _stranded())
+            if other and announce:
+                log(logging.INFO, "%s", is_on())
+    return _report(finding, warnings)
 
 
 def uninstall() -> Report:
-    """Restore exactly what was there, for the controller actors created from now on.
+    """Restore exactly what was there, for the controller actors created from now on, and say what is on.
 
     Where somebody wrapped the method again on top of ours, both stay as they are, with a warning.
-
-    Returns:
-        As `status`.
     """
-    global _enabled, _acknowledge
+    global _acknowledge
     with _lock:
-        _enabled = _acknowledge = False
-        patched = [
-            one for one in _actors(sys.modules.get(CONTROLLER_MODULE)) if wrapping.is_patched(one.controller)
-        ]
-        left = {wrapping.unpatch(controller) for controller in {one.controller for one in patched}}
+        _acknowledge = False
+        _hook.leave()
+        patched = [one for one in _actors(sys.modules.get(CONTROLLER_MODULE)) if wrapping.is_patched(one[1])]
+        left = {wrapping.unpatch(controller) for controller in {one[1] for one in patched}}
         warnings = tuple(sorted(left - {""}))
-        if _forget_exports([one for one in patched if not wrapping.is_patched(one.controller)]):
+        if _forget_exports([one for one in patched if not wrapping.is_patched(one[1])]):
             warnings += (RESTARTS,)
-    for text in warnings:
-        log(logging.WARNING, "%s", text)
-    report = status()
-    return replace(report, warnings=report.warnings + warnings)
+    return _report(_finding(sys.modules.get(CONTROLLER_MODULE)), warnings)
 
 
 def status() -> Report:
@@ -201,62 +156,87 @@ def status() -> Report:
     Returns:
         In the states that `install` returns, or `unpatched`, or `unsupported`.
     """
-    state, finding = _state(sys.modules.get(CONTROLLER_MODULE))
-    return Report(state, finding.found, _version_warnings(), clocks(), _stranded())
+    return _report(_finding(sys.modules.get(CONTROLLER_MODULE)))
 
 
-def _stranded() -> str:
+def is_on() -> str:
+    """The line that says that the fix is on, and what it does."""
+    also = f"; {ACKNOWLEDGES}" if _acknowledge else ""
+    what = "controller actors made from now on pause their rollout clocks during Gym snapshots"
+    return f"deadline fix {__version__} is on: {what}{also}"
+
+
+def _report(finding: Finding, warnings: tuple[str, ...] = ()) -> Report:
+    for text in warnings:
+        log(logging.WARNING, "%s", text)
+    stranded = ACKNOWLEDGES if _acknowledge else ""
     if wrapping.acknowledges_here:
-        return f"{ACKNOWLEDGES}: {stranded_so_far()}"
-    return ACKNOWLEDGES if _acknowledge else ""
+        stranded = f"{ACKNOWLEDGES}: {stranded_so_far()}"
+    return Report(finding.state, finding.found, warnings, clocks(), stranded)
 
 
-def _state(module: ModuleType | None) -> tuple[State, Finding]:
+def _untried_versions() -> tuple[str, ...]:
+    """One line for each imported package of an untried version; builds from git count by their number."""
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in TRIED}
+    return tuple(
+        f"{name} {version} is outside of the tried range {TRIED[name]}; its shape decides"
+        for name, version in versions.items()
+        if isinstance(version, str) and not _is_within(version, TRIED[name])
+    )
+
+
+def _is_within(version: str, tried: str) -> bool:
+    try:
+        return SpecifierSet(tried).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _on_import(module: ModuleType) -> None:
+    # An exception in here would break the import of the user's training code.
+    try:
+        on_import(module)
+    except UnsupportedTargetError as error:
+        log(logging.WARNING, "Rollout clocks will NOT be paused during Gym snapshots: %s", error)
+    except Exception as error:
+        log(logging.ERROR, "Rollout clocks will NOT be paused during Gym snapshots", error=error)
+
+
+_hook = ControllerHook(_on_import)
+
+
+def _hook_waits() -> bool:
+    # The launcher's does as well as ours. It comes from the file, so its class is another one.
+    return any(type(finder).__name__ == ControllerHook.__name__ for finder in sys.meta_path)
+
+
+def _finding(module: ModuleType | None) -> Finding:
     if wrapping.shipped_here:
-        return State.PATCHED, Finding(Shape.AFFECTED, "as the driver shipped it to this actor")
+        return Finding(State.PATCHED, "as the driver shipped it to this actor")
     if _runs_the_controller():
-        return State.UNPATCHED, Finding(Shape.AFFECTED, TOO_LATE)
+        return Finding(State.UNPATCHED, TOO_LATE)
     controller = _class_of(getattr(module, CONTROLLER_CLASS, None))
-    if controller is None and _is_to_come(module):
-        if _enabled and _hook_waits:
-            return State.PENDING, Finding(Shape.AFFECTED)
-        if module is None:
-            return State.UNPATCHED, Finding(Shape.AFFECTED)
-        found = "the module is still being imported: install before or after that"
-        return State.UNSUPPORTED, Finding(Shape.UNSUPPORTED, found)
+    if controller is None and (module is None or getattr(module.__spec__, "_initializing", False)):
+        return Finding(State.PENDING if _hook_waits() else State.UNPATCHED)
     if controller is not None and wrapping.is_patched(controller):
-        return State.PATCHED, Finding(Shape.AFFECTED)
-    finding = _finding(module, controller)
-    return State.UNPATCHED if finding.shape is Shape.AFFECTED else State(finding.shape.value), finding
+        return Finding(State.PATCHED)
+    return _classified(module, controller)
 
 
-def _is_to_come(module: ModuleType | None) -> bool:
-    return module is None or bool(getattr(module.__spec__, "_initializing", False))
-
-
-def _finding(module: ModuleType | None, controller: type | None) -> Finding:
+def _classified(module: ModuleType | None, controller: type | None) -> Finding:
     manager_module = sys.modules.get(MANAGER_MODULE)
     registry = getattr(manager_module, REGISTRY_CLASS, None)
-    finding = classify(
-        controller or object,
-        registry if isinstance(registry, type) else None,
-        [*vars(module), *vars(manager_module or object), *_snapshot_files(module)],
-    )
-    if finding.shape is Shape.NOT_APPLICABLE and controller is None:
+    # Newer lines of NeMo RL keep their Gym snapshots in other files.
+    root = Path(getattr(module, "__file__", None) or "").parents[CONTROLLER_FILE.count("/") :][:1]
+    files = [name for name in SNAPSHOT_FILES if root and (root[0] / name).exists()]
+    around = [*vars(module), *vars(manager_module or object), *files]
+    finding = classify(controller or object, registry if isinstance(registry, type) else None, around)
+    if finding.state is State.NOT_APPLICABLE and controller is None:
         return replace(finding, found=f"{CONTROLLER_MODULE} has no class {CONTROLLER_CLASS}")
     manager = getattr(manager_module, MANAGER_CLASS, None)
-    if finding.shape is Shape.AFFECTED and isinstance(manager, type) and not mentions(manager, REGISTRY):
-        return Finding(Shape.UNSUPPORTED, f"{MANAGER_CLASS} has no {REGISTRY}")
+    if finding.state is State.UNPATCHED and isinstance(manager, type) and not mentions(manager, REGISTRY):
+        return Finding(State.UNSUPPORTED, f"{MANAGER_CLASS} has no {REGISTRY}")
     return finding
-
-
-def _snapshot_files(module: ModuleType | None) -> list[str]:
-    """Files beside the controller's in which newer lines of NeMo RL keep their Gym snapshots."""
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return []
-    root = Path(file).parents[CONTROLLER_FILE.count("/")]
-    return [name for name in SNAPSHOT_FILES if (root / name).exists()]
 
 
 # Ray's side. An actor class is an object around the class whose methods run in the actor, and remembers
@@ -268,28 +248,23 @@ def _class_of(actor: Any) -> type | None:
     return found if isinstance(found, type) else None
 
 
-class _Actor(NamedTuple):
-    made_by_ray: Any
-    controller: type
-
-
-def _actors(module: ModuleType | None) -> list[_Actor]:
-    """The module's actor class, and those of whoever decorated the controller again."""
+def _actors(module: ModuleType | None) -> list[tuple[Any, type]]:
+    """The module's actor class, and those of whoever decorated the controller again, with their classes."""
     actor: Any = getattr(module, CONTROLLER_CLASS, None)
     controller = _class_of(actor)
     if controller is None:
         return []
     plain: type | None = getattr(controller, "__ray_actor_class__", None)
     if plain is None:
-        return [_Actor(actor, controller)]
+        return [(actor, controller)]
     made_by_ray: list[type] = type(actor).__bases__[0].__subclasses__()
     kinds = [kind for kind in made_by_ray if plain in kind.__mro__]
     # Ray keeps no list of them; and to look through everything is for the one in a thousand who did that.
     actors = [actor] if len(kinds) <= 1 else [one for one in gc.get_objects() if type(one) in kinds]
-    return [_Actor(one, found) for one in actors if (found := _class_of(one)) is not None]
+    return [(one, found) for one in actors if (found := _class_of(one)) is not None]
 
 
-def _forget_exports(actors: list[_Actor]) -> bool:
+def _forget_exports(actors: list[tuple[Any, type]]) -> bool:
     """Make Ray ship these classes anew; True if one of them had been shipped already.
 
     Ray keeps one copy per job, the newest, which an actor takes when its process starts, or restarts.
@@ -314,51 +289,3 @@ def _runs_the_controller() -> bool:
         return repr(ray.get_runtime_context().current_actor).startswith(f"Actor({CONTROLLER_CLASS},")
     except Exception:
         return False
-
-
-def _on_import(module: ModuleType) -> None:
-    # wrapt has dropped the hook by now, so a later import would go unseen.
-    global _hook_waits
-    _hook_waits = False
-    if not _enabled:
-        return
-    # An exception in here would break the import of the user's training code.
-    try:
-        on_import(module)
-    except UnsupportedTargetError as error:
-        log(logging.WARNING, "Rollout clocks will NOT be paused during Gym snapshots: %s", error)
-    except Exception as error:
-        log(logging.ERROR, "Rollout clocks will NOT be paused during Gym snapshots", error=error)
-
-
-def _version_warnings() -> tuple[str, ...]:
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
-    warnings = []
-    for name, supported in SUPPORTED.items():
-        version = _version(name)
-        if version is None:
-            continue
-        try:
-            # Pre-releases and builds from git count by their number.
-            inside = SpecifierSet(supported).contains(Version(version), prereleases=True)
-        except InvalidVersion:
-            inside = False
-        if not inside:
-            warnings.append(f"{name} {version} is outside of the tried range {supported}; its shape decides")
-    return tuple(warnings)
-
-
-def _version(name: str) -> str | None:
-    # A module that is imported tells its own version; a checkout on the path has no metadata.
-    version = getattr(sys.modules.get(name), "__version__", None) or _installed_version(name)
-    return version if isinstance(version, str) else None
-
-
-@functools.cache
-def _installed_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name.replace("_", "-"))
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -27,12 +27,7 @@ ACKNOWLEDGE = "NEMO_RL_DEADLINE_FIX_ACKNOWLEDGE"
 
 
 def start(command: Sequence[str], *, best_effort: bool = False, acknowledge: bool = False) -> NoReturn:
-    """Become a command whose Pythons, and their children, have the fix switched on.
-
-    Args:
-        command: The program, looked up on PATH, and its arguments.
-        best_effort: Whether to go on without the fix where it cannot be put on.
-        acknowledge: Whether to acknowledge what NeMo RL has given up on, too.
+    """Become a command, looked up on PATH, whose Pythons, and their children, have the fix switched on.
 
     Raises:
         InvalidInputError: It cannot be started.
@@ -58,46 +53,31 @@ def start(command: Sequence[str], *, best_effort: bool = False, acknowledge: boo
 def environment(
     variables: Mapping[str, str], *, best_effort: bool, acknowledge: bool = False
 ) -> dict[str, str]:
-    """The environment that switches the fix on, made from another.
-
-    Args:
-        variables: The other. What its PYTHONPATH names stays on the path, in its order.
-        best_effort: As for `start`.
-        acknowledge: As for `start`.
-
-    Returns:
-        A new environment.
+    """The environment that switches the fix on, made from another, whose PYTHONPATH keeps its meaning.
 
     Raises:
         InvalidInputError: PYTHONPATH cannot name our folder.
     """
     if os.pathsep in STARTUP:
-        raise InvalidInputError(
+        what, advice = (
             "cannot put our start-up folder on PYTHONPATH",
-            found=STARTUP,
-            supported=f"a path without {os.pathsep!r}",
-            advice="install the package under another path",
+            "install the package under another path",
         )
-    made = {name: value for name, value in variables.items() if name not in (BEST_EFFORT, ACKNOWLEDGE)}
+        raise InvalidInputError(
+            what, found=STARTUP, supported=f"a path without {os.pathsep!r}", advice=advice
+        )
     # An empty PYTHONPATH means nothing, but an empty entry in it means the current folder.
     rest = variables.get("PYTHONPATH")
-    made["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{rest}" if rest else STARTUP
-    if best_effort:
-        made[BEST_EFFORT] = "1"
-    if acknowledge:
-        made[ACKNOWLEDGE] = "1"
+    made = {**variables, "PYTHONPATH": f"{STARTUP}{os.pathsep}{rest}" if rest else STARTUP}
+    for name, wanted in {BEST_EFFORT: best_effort, ACKNOWLEDGE: acknowledge}.items():
+        made.pop(name, None)
+        if wanted:
+            made[name] = "1"
     return made
 
 
 def dropping_option(arguments: Sequence[str]) -> str | None:
-    """The first option of Python's that would make it ignore the environment, or `site`.
-
-    Args:
-        arguments: Python's arguments.
-
-    Returns:
-        The argument that has -I, -E or -S in it, as it was given; None where none has.
-    """
+    """The first of Python's arguments that makes it ignore the environment, or `site`: -I, -E or -S in it."""
     import re
 
     rest = iter(arguments)
@@ -131,19 +111,21 @@ def fix(module: ModuleType, start_path: list[str]) -> tuple[bool, str]:
     try:
         from nemo_rl_deadline_fix import installing
 
-        acknowledge = bool(os.environ.get(ACKNOWLEDGE))
-        report = installing.on_import(module, announce=False, acknowledge=acknowledge or None)
+        acknowledge = bool(os.environ.get(ACKNOWLEDGE)) or None
+        report = installing.on_import(module, announce=False, acknowledge=acknowledge)
     except UnsupportedTargetError as error:
         return True, str(error)
     finally:
         sys.path = path
-        for name in set(sys.modules) - before:
-            top = name.partition(".")[0]
-            if top not in {*before, __package__} and PathFinder.find_spec(top, own) is not None:
-                del sys.modules[name]
-    state, detail = report.state, report.detail
-    name = f"deadline fix {nemo_rl_deadline_fix.__version__}"
-    if state is installing.State.PATCHED:
-        also = f"; {installing.ACKNOWLEDGES}" if acknowledge else ""
-        return False, f"{name} is on: rollout clocks stop while a Gym snapshot keeps admission closed{also}"
-    return False, f"{name} changed nothing: {state}{f' ({detail})' if detail else ''}"
+        _forget({name for name in sys.modules if name.partition(".")[0] not in {*before, __package__}}, own)
+    if report.state == "patched":
+        return False, installing.is_on()
+    why = f"{report.state} ({report.detail})" if report.detail else report.state
+    return False, f"deadline fix {nemo_rl_deadline_fix.__version__} changed nothing: {why}"
+
+
+def _forget(names: set[str], own: list[str]) -> None:
+    """Take those modules out that a path has modules for."""
+    for name in names:
+        if PathFinder.find_spec(name.partition(".")[0], own) is not None:
+            del sys.modules[name]

@@ -12,13 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemo_rl_deadline_fix.targets import (
-    HOLDER,
-    METRIC_PREFIX,
-    STRANDED_PREFIX,
-    TELEMETRY,
-    UNACKNOWLEDGED,
-)
+from nemo_rl_deadline_fix.targets import HOLDER, METRIC_PREFIX, STRANDED_PREFIX, TELEMETRY, UNACKNOWLEDGED
 
 if TYPE_CHECKING:
     from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
@@ -74,9 +68,7 @@ class Watch:
     """
 
     def __init__(self, registry: RequestDeadlineRegistry, warn_after_s: float | None = None) -> None:
-        if warn_after_s is not None and not 0 < warn_after_s < float("inf"):
-            raise ValueError(f"warn_after_s is a positive number of seconds, not {warn_after_s!r}")
-        self.warn_after_s = _configured_warn_after_s() if warn_after_s is None else warn_after_s
+        self.warn_after_s = _warn_after_s(warn_after_s)
         self._registry = registry
         self._warning: asyncio.TimerHandle | None = None
         self._snapshots = 0
@@ -84,30 +76,16 @@ class Watch:
         _watches.add(weakref.ref(self, _watches.discard))
 
     def held(self, holder: str, at: float, *, first: bool) -> None:
-        """Count a hold that has begun.
-
-        Args:
-            holder: Who holds.
-            at: Since when, in loop time.
-            first: Whether nobody held before, so that the clocks stop now.
-        """
+        """Count a hold that has begun, at a loop time; with the first one the clocks stop."""
         self._snapshots += holder == HOLDER
         if first:
             self._stopped_at = at
             self._warn_in(self.warn_after_s)
-            log(
-                logging.INFO, "Rollout clocks stopped by %s: %d live deadline(s)", holder, self._registry.live
-            )
+            live = self._registry.live
+            log(logging.INFO, "Rollout clocks stopped by %s: %d live deadline(s)", holder, live)
 
     def released(self, holder: str, since: float, at: float, *, last: bool) -> None:
-        """Count a hold that has ended.
-
-        Args:
-            holder: Who held.
-            since: Since when, in loop time.
-            at: Until when, in loop time.
-            last: Whether nobody holds any more, so that the clocks run again.
-        """
+        """Count a hold that has ended, from one loop time to another; after the last one the clocks run."""
         self._longest_s = max(self._longest_s, at - since)
         if not last:
             return
@@ -116,13 +94,8 @@ class Watch:
         if self._warning is not None:
             self._warning.cancel()
             self._warning = None
-        log(
-            logging.INFO,
-            "Rollout clocks run again, released by %s after %.3f s: %d live deadline(s)",
-            holder,
-            paused_s,
-            self._registry.live,
-        )
+        line = "Rollout clocks run again, released by %s after %.3f s: %d live deadline(s)"
+        log(logging.INFO, line, holder, paused_s, self._registry.live)
 
     def report(self) -> ClockReport:
         """The clocks as of now. Another thread may ask."""
@@ -147,16 +120,14 @@ class Watch:
 
     def _warn(self, waited: float) -> None:
         report = self.report()
-        log(
-            logging.WARNING,
+        names = ", ".join(f"{name} (for {seconds:.0f} s)" for name, seconds in report.holders.items())
+        line = (
             "Rollout clocks have been stopped for %.0f s, by %s: %d live deadline(s) wait. Usual causes: a "
             "snapshot whose release is pending or whose abort failed, or a training pause that no weight "
             "sync has ended. NeMo RL keeps admission closed and tries again at its next snapshot; the clocks "
-            "run again when the last holder releases them.",
-            now() - self._stopped_at,
-            ", ".join(f"{name} (for {seconds:.0f} s)" for name, seconds in report.holders.items()),
-            report.covered,
+            "run again when the last holder releases them."
         )
+        log(logging.WARNING, line, now() - self._stopped_at, names, report.covered)
         self._warn_in(2 * waited)
 
 
@@ -174,8 +145,8 @@ def metrics() -> dict[str, float]:
     Returns:
         `rollout/deadlines/` and: `suspended` (1 or 0), `holders`, `live`, `snapshots_total`,
         `paused_seconds_total`, `longest_hold_seconds`. Where a snapshot acknowledged what NeMo RL had given
-        up on, or tried to, also `rollout/stranded/` and: `acknowledged_total`, `unknown_total`,
-        `failed_total`, as `count_stranded` says.
+        up on, or tried to, also `rollout/stranded/` and: `acknowledged_total`, `unknown_total` (of these, to
+        NeMo RL's ledger), `failed_total` (calls).
     """
     reports = clocks()
     numbers = {
@@ -191,15 +162,8 @@ def metrics() -> dict[str, float]:
     return deadlines | totals
 
 
-def count_stranded(acknowledged: int, unknown: int, failed: int) -> None:
-    """Count what was done for one snapshot about replies that NeMo RL had given up on.
-
-    Args:
-        acknowledged: Replies that were acknowledged.
-        unknown: How many of them NeMo RL's ledger did not know.
-        failed: Calls that failed.
-    """
-    numbers = {"acknowledged": acknowledged, "unknown": unknown, "failed": failed}
+def count_stranded(**numbers: int) -> None:
+    """Add what was done for one snapshot about stranded replies: `acknowledged`, `unknown`, `failed`."""
     _stranded.update({name: _stranded.get(name, 0) + number for name, number in numbers.items()})
 
 
@@ -210,11 +174,7 @@ def stranded_so_far() -> str:
 
 
 def warn_of_timeout(error: BaseException) -> None:
-    """Say what a snapshot that could not be prepared in time usually waited for. It never raises.
-
-    Args:
-        error: What the prepare raised. Unless it ran out of time nothing is said.
-    """
+    """Say what a prepare that ran out of time usually waited for; of another error nothing. Never raises."""
     with suppress(Exception):
         errors = [error]
         for one in errors:
@@ -231,13 +191,7 @@ def warn_of_timeout(error: BaseException) -> None:
 
 
 def log_telemetry(controller: Any, metrics: dict[str, float], prefix: str = METRIC_PREFIX) -> None:
-    """Log numbers where a controller logs its snapshots, with no set-up. It never raises.
-
-    Args:
-        controller: The controller; one that has no such method logs nothing.
-        metrics: The numbers, by their names under the prefix.
-        prefix: What their names begin with.
-    """
+    """Log numbers under a prefix where a controller logs its snapshots, if it does. It never raises."""
     try:
         telemetry = getattr(controller, TELEMETRY, None)
         if telemetry is not None:
@@ -247,14 +201,7 @@ def log_telemetry(controller: Any, metrics: dict[str, float], prefix: str = METR
 
 
 def log(level: int, message: str, *args: object, error: BaseException | None = None) -> None:
-    """Log a line. It never raises: a log handler of the user's must not stop a snapshot.
-
-    Args:
-        level: One of `logging`'s levels.
-        message: The line, with `%` placeholders.
-        *args: What the placeholders stand for.
-        error: An exception to show with its traceback.
-    """
+    """Log a line, with an error's traceback. It never raises: a user's handler must not stop a snapshot."""
     with suppress(Exception):
         logger.log(level, message, *args, exc_info=error)
 
@@ -273,13 +220,15 @@ def now() -> float:
     return time.monotonic() if loop is None else loop.time()
 
 
-def _configured_warn_after_s() -> float:
+def _warn_after_s(given: float | None) -> float:
+    if given is not None:
+        if not 0 < given < float("inf"):
+            raise ValueError(f"warn_after_s is a positive number of seconds, not {given!r}")
+        return given
     text = os.environ.get(WARN_AFTER_ENV, "")
-    try:
+    with suppress(ValueError):
         seconds = float(text or 300.0)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        log(logging.WARNING, "%s=%r is not a positive number of seconds; using 300", WARN_AFTER_ENV, text)
-        return 300.0
-    return seconds
+        if 0 < seconds < float("inf"):
+            return seconds
+    log(logging.WARNING, "%s=%r is not a positive number of seconds; using 300", WARN_AFTER_ENV, text)
+    return 300.0

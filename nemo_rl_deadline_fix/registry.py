@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import methodcaller
 from types import MappingProxyType
 from typing import Any
@@ -28,10 +29,10 @@ class RequestDeadlineRegistry:
     """Live request deadlines, suspended while at least one named holder holds their clocks.
 
     A drop-in for the class of the same name in `nemo_rl.experience.rollout_manager`: `add`, `discard`,
-    `suspend()`, `resume()` and `suspended` mean what they mean there. New are the names: holding is
-    idempotent per name, and one name's release never frees another's hold. A deadline that does not follow
-    is logged at ERROR, and all others do. Times are seconds of the running loop's clock (`time.monotonic`
-    without a loop). Not thread-safe, as upstream's: it belongs to one loop.
+    `suspend()`, `resume()`, `suspended` and pickling while it is unused mean what they mean there. New are
+    the names: holding is idempotent per name, and one name's release never frees another's hold. A deadline
+    that does not follow is logged at ERROR, and all others do. Times are seconds of the running loop's clock
+    (`time.monotonic` without a loop). Not thread-safe, as upstream's: it belongs to one loop.
 
     Args:
         warn_after_s: Seconds after which a lasting hold is reported at WARNING; see `observing.Watch`.
@@ -48,6 +49,7 @@ class RequestDeadlineRegistry:
         self.holders = MappingProxyType(self._holders)
         self._upstream: Any = None
         self._restart: asyncio.Handle | None = None
+        self._warn_after_s = warn_after_s
         self._watch = Watch(self, warn_after_s)
 
     @classmethod
@@ -98,8 +100,7 @@ class RequestDeadlineRegistry:
         if holder in self._holders:
             return
         at = self._holders[holder] = now()
-        first = not self.suspended
-        if first:
+        if first := not self.suspended:
             self._set_suspended(True)
             if self._restart is not None:
                 self._restart.cancel()
@@ -126,6 +127,12 @@ class RequestDeadlineRegistry:
             yield
         finally:
             self.resume(holder)
+
+    def __reduce__(self) -> tuple[Callable[[], RequestDeadlineRegistry], tuple[()]]:
+        # The driver makes one and sends it to the actor, where its life begins.
+        if self._live or self._holders:
+            raise TypeError("cannot pickle a RequestDeadlineRegistry that has live deadlines or holders")
+        return partial(type(self), warn_after_s=self._warn_after_s), ()
 
     def _set_suspended(self, suspended: bool) -> None:
         self.suspended = suspended

@@ -388,7 +388,7 @@ def _unfit(controller: Any, actors: Sequence[tuple[str, Any]]) -> str:
     """Why to stay out of this controller's snapshots; "" where there is no reason."""
     if hasattr(sys.modules.get(targets.GYM_CHECKPOINT_MODULE), targets.RETIRE_PATH):
         return "this NeMo RL retires what it gives up by itself"
-    if hasattr(controller, targets.COORDINATED_PREPARE):
+    if hasattr(controller, targets.COORDINATED):
         return "this NeMo RL prepares its snapshots through a coordinator"
     owners = [("ledger", getattr(controller, targets.LEDGER, None), targets.LEDGER_NAMES)]
     owners += [("Gym actor", actor, targets.GYM_ACTOR_NAMES) for _label, actor in actors]

@@ -15,7 +15,6 @@ MANAGER_CLASS = "RolloutManager"
 REGISTRY_CLASS = "RequestDeadlineRegistry"
 DEADLINE_CLASS = "_Deadline"
 
-FAILURES_FILE = "nemo_rl/experience/failures.py"
 TIMEOUT_CLASS = "RolloutTimeout"
 
 PREPARE = "_prepare_and_commit_gym_checkpoint"
@@ -49,6 +48,13 @@ SNAPSHOT_FILES = (
     "nemo_rl/algorithms/rollout_checkpointing",
 )
 """Where NeMo RL's lines keep what they have of Gym snapshots outside of the controller's file."""
+NIGHTLY_FILES = tuple(name for name in SNAPSHOT_FILES if "checkpointing" in name)
+"""Where the newest of them does, of which only the documentation is known."""
+DOCUMENTED = "NeMo RL's documentation says that it is fixed"
+NOT_MENDED = (
+    "in a form that this package does not mend: NeMo RL has the fix itself from a newer version on "
+    "(named holders)"
+)
 
 HOLDER = "gym_checkpoint"
 """The name under which the clocks are held while the gate is closed."""
@@ -58,9 +64,6 @@ TELEMETRY = "_log_telemetry_metrics"
 """The controller's way to W&B and TensorBoard, where it has one."""
 METRIC_PREFIX = "rollout/deadlines"
 """Common beginning of every metric's name."""
-
-SUPPORTED = {"ray": ">=2.55,<3", "nemo_rl": ">=0.6.0.dev0,<1"}
-"""Version ranges that were tried, by distribution. Outside of them a warning; the shape decides."""
 
 LEDGER = "_rollout_recovery_ledger"
 """The controller's attribute that holds RL's `RolloutRecoveryLedger`: which attempts RL can still use."""
@@ -76,8 +79,6 @@ GYM_ACTORS = "_nemo_gym_checkpoint_instances"
 """The controller's method that returns its Gym actors, each with a label (version C)."""
 GYM_ACTOR_NAMES = ("_control", "_checkpoint_participants", "acknowledge_completed_executions")
 """What `stranded` calls of a Gym actor: one HTTP request, its participants, RL's own way to ACK."""
-COORDINATED_PREPARE = "_prepared_gym_checkpoint"
-"""The controller's method by which the coordinator line prepares snapshots."""
 GYM_CHECKPOINT_MODULE = "nemo_rl.environments.gym_checkpoint"
 RETIRE_PATH = "GYM_AGENT_RETIRE_PATH"
 """A name in that module where RL itself retires what it gives up."""
@@ -92,3 +93,6 @@ UNACKNOWLEDGED = "completed_unacknowledged"
 """Gym's word for finished replies that nobody has ACKed; with one of them no agent is ready."""
 STRANDED_PREFIX = "rollout/stranded"
 """Common beginning of the metrics about replies that NeMo RL gave up on."""
+
+TRIED = {"ray": ">=2.55,<3", "nemo_rl": ">=0.6.0.dev0,<1"}
+"""Version ranges that were tried, by module. Outside of them there is a warning; the shape decides."""

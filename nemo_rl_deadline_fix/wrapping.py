@@ -15,11 +15,9 @@ from types import FunctionType
 from typing import Any
 
 from nemo_rl_deadline_fix import gate
-from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.observing import warn_of_timeout
-from nemo_rl_deadline_fix.targets import CONTROLLER_MODULE, GATE, PREPARE
-
-ADVICE = "run `nemo-rl-deadline-fix check` on your checkout and report what it prints"
+from nemo_rl_deadline_fix.shapes import Finding, State
+from nemo_rl_deadline_fix.targets import PREPARE
 
 shipped_here = False
 """Whether a class came to this process with the fix on it: then this is the actor's, and the fix is on."""
@@ -47,7 +45,7 @@ def patch(controller: type, *, acknowledge: bool = False) -> None:
         original = inspect.getattr_static(controller, PREPARE)
         setattr(controller, PREPARE, _wrap(original, _Fix(acknowledge)))
     except Exception as error:
-        raise unsupported(f"{type(error).__name__}: {error}", ADVICE) from error
+        raise Finding(State.UNSUPPORTED, f"{type(error).__name__}: {error}").error() from error
 
 
 def unpatch(controller: type) -> str:
@@ -70,38 +68,10 @@ def is_patched(controller: type) -> bool:
     return _fix_on(controller) is not None
 
 
-def acknowledges(controller: type) -> bool:
-    """Whether the fix is on a class and acknowledges what NeMo RL has given up on."""
+def acknowledges(controller: type) -> bool | None:
+    """Whether the fix on a class acknowledges what NeMo RL has given up on; None where it is not on."""
     fix = _fix_on(controller)
-    return fix is not None and fix.acknowledge
-
-
-def _fix_on(controller: type) -> _Fix | None:
-    seen: list[Any] = []
-    pending = [inspect.getattr_static(controller, PREPARE, None)]
-    while pending:
-        function = pending.pop()
-        if _is_ours(function):
-            return next(one for one in _closed_over(function) if isinstance(one, _Fix))
-        if not any(function is one for one in seen):
-            seen.append(function)
-            pending += _wrapped_by(function)
-    return None
-
-
-def unsupported(found: str, advice: str) -> UnsupportedTargetError:
-    """The error for a controller that the fix cannot be put on.
-
-    Args:
-        found: What was found instead of what the fix needs.
-        advice: What the reader can do about it.
-    """
-    return UnsupportedTargetError(
-        f"cannot pause the rollout clocks of {CONTROLLER_MODULE}",
-        found=found,
-        supported=f"a plain async method {PREPARE} and a gate {GATE}",
-        advice=advice,
-    )
+    return fix.acknowledge if fix else None
 
 
 class _Fix:
@@ -144,15 +114,25 @@ def _wrap(original: Any, fix: _Fix) -> Any:
     return wrapper
 
 
+def _fix_on(controller: type) -> _Fix | None:
+    """The fix that a class's method leads to, through whatever wrappers."""
+    seen: list[Any] = []
+    pending: list[Any] = [inspect.getattr_static(controller, PREPARE, None)]
+    while pending:
+        function = pending.pop()
+        if _is_ours(function):
+            return next(one for one in _closed_over(function) if isinstance(one, _Fix))
+        if not any(function is one for one in seen):
+            seen.append(function)
+            pending += [one for one in _closed_over(function) if hasattr(one, "__code__")]
+            pending += [function.__wrapped__] if hasattr(function, "__wrapped__") else []
+    return None
+
+
 def _is_ours(function: Any) -> bool:
     # What it closes over says it, because `functools.wraps` copies any mark on to a stranger's wrapper. And
     # the exact type, because a proxy shows the closure of what it wraps.
     return type(function) is FunctionType and any(isinstance(one, _Fix) for one in _closed_over(function))
-
-
-def _wrapped_by(function: Any) -> list[Any]:
-    inner = [one for one in _closed_over(function) if hasattr(one, "__code__")]
-    return [*inner, function.__wrapped__] if hasattr(function, "__wrapped__") else inner
 
 
 def _closed_over(function: Any) -> Iterator[Any]:

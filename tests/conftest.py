@@ -6,7 +6,6 @@ Python can import one, and a checkout where `--rl PATH` names it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -95,12 +94,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """One of the targets under test."""
     if request.param == "installed":
-        with contextlib.ExitStack() as stack:
-            try:
-                subject = stack.enter_context(verifying.installed_subject())
-            except DeadlineFixError as error:
-                pytest.skip(str(error))
-            yield _target(subject)
+        try:
+            yield _target(verifying.subject_of(verifying.installed_package()))
+        except DeadlineFixError as error:
+            pytest.skip(str(error))
     elif request.param == "checkout":
         checkout = request.config.stash[_CHECKOUT]
         assert checkout is not None

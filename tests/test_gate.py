@@ -596,6 +596,27 @@ def test_a_wrapper_on_the_gates_own_call_is_kept() -> None:
     assert calls[:3] == ["clear", "set", "clear"]
 
 
+def test_the_hold_is_there_before_the_gate_closes_and_until_it_is_open() -> None:
+    """Whoever looks in the middle of the gate's own `clear` or `set` sees stopped clocks."""
+    seen: list[tuple[str, bool]] = []
+
+    def looked_at(name: str, call: Callable[[], None], built: Any) -> None:
+        seen.append((f"before {name}", registry_of(built).suspended))
+        call()
+        seen.append((f"after {name}", registry_of(built).suspended))
+
+    async def story() -> None:
+        built = controller()
+        gate = gate_of(built)
+        for name in ("set", "clear"):
+            setattr(gate, name, partial(looked_at, name, getattr(gate, name), built))
+        await snapshot(built, "first")
+
+    virtual(story())
+
+    assert seen == [("before clear", True), ("after clear", True), ("before set", True), ("after set", True)]
+
+
 def test_one_who_waits_at_the_gate_is_woken() -> None:
     """The gate stays the same object, so that a rollout that waits at it is let in when it reopens."""
 

@@ -221,3 +221,39 @@ def test_it_leaves(path: Path, hook: ControllerHook, acted: list[ModuleType]) ->
 
     assert acted == []
     assert hook not in sys.meta_path
+
+
+def test_what_was_there_before_it_came_is_not_acted_on(
+    path: Path, hook: ControllerHook, acted: list[ModuleType]
+) -> None:
+    """Who lets it wait has looked at that one already."""
+    hook.leave()
+    importlib.import_module(CONTROLLER_MODULE)
+
+    hook.enter()
+    importlib.util.find_spec("not_there")
+
+    assert (acted, hook.missed()) == ([], None)
+
+
+def test_it_leaves_an_import_that_has_begun(
+    path: Path, hook: ControllerHook, acted: list[ModuleType]
+) -> None:
+    """A loader that it was attached to says nothing more."""
+    spec = importlib.util.find_spec(CONTROLLER_MODULE)
+    assert spec is not None
+    assert spec.loader is not None
+    hook.leave()
+
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+    assert acted == []
+
+
+def test_two_of_them(path: Path, hook: ControllerHook, acted: list[ModuleType]) -> None:
+    """Each asks only those behind it, so they do not ask each other for ever; and each acts."""
+    ControllerHook(acted.append).enter()
+
+    module = importlib.import_module(CONTROLLER_MODULE)
+
+    assert acted == [module, module]

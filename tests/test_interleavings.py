@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 )
 
 from nemo_rl_deadline_fix.registry import (
-    DEFAULT_HOLDER,
     RESTART_TURNS,
     SMALLEST_BUDGET_S,
     RequestDeadlineRegistry,
@@ -33,7 +32,7 @@ from nemo_rl_deadline_fix.registry import (
 from nemo_rl_deadline_fix.replay import rl
 from nemo_rl_deadline_fix.replay.clock import VirtualLoop
 from nemo_rl_deadline_fix.replay.gym import Committed, Remote
-from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, REGISTRY
+from nemo_rl_deadline_fix.targets import DEFAULT_HOLDER, GATE, HOLDER, MANAGER, REGISTRY
 from tests.conftest import virtual
 from tests.support.upstream_like import clock_forward, controller, rollout, snapshot
 

@@ -16,6 +16,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from nemo_rl_deadline_fix import InvalidInputError, launching
+from nemo_rl_deadline_fix.cli import app
 from tests.support import launches
 from tests.support.launches import LAUNCHES, Launch
 
@@ -28,11 +29,13 @@ CONTROLLER = "nemo_rl.algorithms.single_controller"
 
 def started(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
     """A command that runs in a folder, with pipes to it."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Where the package itself is found by PYTHONPATH, as a mutant is, it has to be found here, too.
+    paths = [path for path in (variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if path]
+    environment = os.environ | variables | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=environment | variables,
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,6 +53,15 @@ def ended(process: subprocess.Popen[str], stdin: str = "") -> tuple[int, str, st
 def run(folder: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, output and error output of what the launcher starts in a folder."""
     return ended(started(folder, *RUN, *arguments, **variables))
+
+
+def below_run(
+    folder: Path, *arguments: str, best_effort: bool = False, **variables: str
+) -> tuple[int, str, str]:
+    """The same of a Python in the environment that the launcher makes, without starting that first."""
+    variables = launching.environment(variables, best_effort=best_effort)
+    command = arguments if arguments[0].startswith("/") else (sys.executable, *arguments)
+    return ended(started(folder, *command, **variables))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +176,7 @@ logging.getLogger("nemo_rl").setLevel({own!r})
 )
 def test_the_line_is_seen_unless_the_user_said_no(tmp_path: Path, root: str, own: str, seen: str) -> None:
     """It goes through logging, as NeMo RL set it up, and past a logging that would drop it by default."""
-    found = run(controller(tmp_path), "-c", LOGGED.format(root=root, own=own) + IMPORT, PYTHONPATH=".")
+    found = below_run(controller(tmp_path), "-c", LOGGED.format(root=root, own=own) + IMPORT, PYTHONPATH=".")
 
     assert found[:2] == (0, "")
     assert bool(found[2]) == bool(seen)
@@ -176,7 +188,7 @@ def test_nothing_to_fix_goes_on_with_a_line(tmp_path: Path) -> None:
     controller(tmp_path)
     (tmp_path / "nemo_rl/algorithms/single_controller.py").write_text("class SingleControllerActor: ...\n")
 
-    code, out, err = run(tmp_path, "-c", IMPORT + "print('went on')", PYTHONPATH=".")
+    code, out, err = below_run(tmp_path, "-c", IMPORT + "print('went on')", PYTHONPATH=".")
 
     assert (code, out) == (0, "went on\n")
     assert re.match("nemo-rl-deadline-fix: deadline fix .* changed nothing: not_applicable", err)
@@ -188,9 +200,9 @@ SWALLOWING = f"try:\n    {IMPORT}except Exception: pass\nprint('went on')\n"
 @pytest.mark.parametrize("lacking", [False, True], ids=["unknown shape", "package missing"])
 def test_fails_closed(tmp_path: Path, lacking: bool) -> None:
     """Asked for and not possible: one line and exit code 2, which no `except Exception` swallows."""
-    arguments = python_of(controller(tmp_path, prepare="async def" if lacking else "def"), lacking)
+    python = python_of(controller(tmp_path, prepare="async def" if lacking else "def"), lacking)
 
-    code, out, err = run(tmp_path, *arguments, "-c", SWALLOWING, PYTHONPATH=".")
+    code, out, err = below_run(tmp_path, python, "-c", SWALLOWING, PYTHONPATH=".")
 
     assert (code, out) == (2, "")
     [line] = err.splitlines()
@@ -203,9 +215,9 @@ def test_fails_closed(tmp_path: Path, lacking: bool) -> None:
 @pytest.mark.parametrize("lacking", [False, True], ids=["unknown shape", "package missing"])
 def test_goes_on_where_that_was_asked_for(tmp_path: Path, lacking: bool) -> None:
     """With --best-effort it is a warning, in a child as well."""
-    arguments = python_of(controller(tmp_path, prepare="async def" if lacking else "def"), lacking)
+    python = python_of(controller(tmp_path, prepare="async def" if lacking else "def"), lacking)
 
-    code, out, err = run(tmp_path, "--best-effort", *arguments, "-c", CHILD, PYTHONPATH=".")
+    code, out, err = below_run(tmp_path, python, "-c", CHILD, best_effort=True, PYTHONPATH=".")
 
     assert (code, out) == (0, "0\n")
     [line] = err.splitlines()
@@ -213,12 +225,12 @@ def test_goes_on_where_that_was_asked_for(tmp_path: Path, lacking: bool) -> None
     assert "best-effort" not in line
 
 
-def python_of(folder: Path, lacking: bool) -> tuple[str, ...]:
-    """What makes `run` start this Python, or one that lacks our package."""
+def python_of(folder: Path, lacking: bool) -> str:
+    """This Python, or one that lacks our package."""
     if not lacking:
-        return ()
+        return sys.executable
     venv.create(folder / "bare", symlinks=True, with_pip=False)
-    return ("--exec", str(folder / "bare" / "bin" / "python"))
+    return str(folder / "bare" / "bin" / "python")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +245,7 @@ def test_a_ray_worker_goes_on(tmp_path: Path, prepare: str, said: str) -> None:
     """
     (tmp_path / "default_worker.py").write_text(f"{IMPORT}print('went on')\n")
 
-    code, out, err = run(controller(tmp_path, prepare=prepare), "default_worker.py")
+    code, out, err = below_run(controller(tmp_path, prepare=prepare), "default_worker.py")
 
     assert (code, out) == (0, "went on\n")
     assert err.count("\n") == bool(said)
@@ -242,7 +254,7 @@ def test_a_ray_worker_goes_on(tmp_path: Path, prepare: str, said: str) -> None:
 
 def test_a_child_fails_closed_too(tmp_path: Path) -> None:
     """The child's exit code is 2, and what its parent makes of that is the parent's."""
-    code, out, err = run(controller(tmp_path, prepare="def"), "-c", CHILD, PYTHONPATH=".")
+    code, out, err = below_run(controller(tmp_path, prepare="def"), "-c", CHILD, PYTHONPATH=".")
 
     assert (code, out) == (0, "2\n")
     assert len(err.splitlines()) == 1
@@ -250,9 +262,9 @@ def test_a_child_fails_closed_too(tmp_path: Path) -> None:
 
 def test_pythons_without_the_package_see_and_hear_nothing(tmp_path: Path) -> None:
     """Where the controller is not imported, nothing is missing."""
-    command = (*python_of(tmp_path, lacking=True), "-c", "import json; print(json.dumps(1))")
+    python = python_of(tmp_path, lacking=True)
 
-    assert run(tmp_path, *command) == (0, "1\n", "")
+    assert below_run(tmp_path, python, "-c", "import json; print(json.dumps(1))") == (0, "1\n", "")
 
 
 def test_an_error_of_the_controller_s_own_import_is_shown_as_python_shows_it(tmp_path: Path) -> None:
@@ -260,7 +272,7 @@ def test_an_error_of_the_controller_s_own_import_is_shown_as_python_shows_it(tmp
     controller(tmp_path, extra="import not_there")
     plain = ended(started(tmp_path, sys.executable, "-c", IMPORT, PYTHONPATH="."))
 
-    assert run(tmp_path, "-c", IMPORT, PYTHONPATH=".") == plain
+    assert below_run(tmp_path, "-c", IMPORT, PYTHONPATH=".") == plain
 
 
 FOREIGN = """
@@ -278,7 +290,7 @@ sys.meta_path.insert(0, Finder())
 
 def test_an_import_hook_in_front_of_ours(tmp_path: Path) -> None:
     """What typeguard and jaxtyping do: the controller comes past ours, and is fixed at the next import."""
-    found = run(controller(tmp_path), "-c", FOREIGN + STATUS, PYTHONPATH=".")
+    found = below_run(controller(tmp_path), "-c", FOREIGN + STATUS, PYTHONPATH=".")
 
     assert found[:2] == (0, "patched\n")
     assert re.match(f"nemo-rl-deadline-fix: {IS_ON}", found[2])
@@ -288,7 +300,7 @@ def test_ours_goes_to_the_front_again(tmp_path: Path) -> None:
     """With any import in between, the controller does not come past ours."""
     program = f"{FOREIGN}import wave\n{IMPORT}print(type(module.__loader__), type(sys.meta_path[1]))"
 
-    code, out, err = run(controller(tmp_path), "-c", program, PYTHONPATH=".")
+    code, out, err = below_run(controller(tmp_path), "-c", program, PYTHONPATH=".")
 
     assert (code, out) == (0, "<class '__main__.Loader'> <class '__main__.Finder'>\n")
     assert re.match(f"nemo-rl-deadline-fix: {IS_ON}", err)
@@ -296,7 +308,7 @@ def test_ours_goes_to_the_front_again(tmp_path: Path) -> None:
 
 def test_a_controller_that_came_past_is_told_at_the_end(tmp_path: Path) -> None:
     """Where no other import follows, the end is the first moment at which it can be known."""
-    code, _, err = run(controller(tmp_path), "-c", FOREIGN + IMPORT, PYTHONPATH=".")
+    code, _, err = below_run(controller(tmp_path), "-c", FOREIGN + IMPORT, PYTHONPATH=".")
 
     assert code == 0
     [line] = err.splitlines()
@@ -342,8 +354,21 @@ def pythons() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("python", pythons())
-@pytest.mark.parametrize("text", NEXT.values(), ids=NEXT)
+def slow(python: str | None, text: str) -> tuple[pytest.MarkDecorator, ...]:
+    """The default run has this Python with every text, and the others with one."""
+    return () if python == "this" or text == "one" else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize(
+    ("python", "text"),
+    [
+        pytest.param(
+            *python.values, text, id=f"{python.id}-{name}", marks=python.marks + slow(python.id, name)
+        )
+        for python in pythons()
+        for name, text in NEXT.items()
+    ],
+)
 def test_start_up_leaves_no_trace(tmp_path: Path, python: Path, text: str | None) -> None:
     """On any Python: the same path and modules, and the sitecustomize that is shadowed runs as before."""
     (tmp_path / "site").mkdir()
@@ -485,11 +510,17 @@ def test_options_that_would_drop_the_fix_are_seen(arguments: str, dropping: str 
         (("--exec", "no-such-command"), "cannot start no-such-command; found: No such file or directory"),
     ],
 )
-def test_what_cannot_be_started_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    """Before anything is started, with what to do and exit code 2."""
-    code, out, err = run(tmp_path, *arguments)
+def test_what_cannot_be_started_is_one_line(
+    capsys: pytest.CaptureFixture[str], mocker: MockerFixture, arguments: tuple[str, ...], message: str
+) -> None:
+    """With what to do and exit code 2; this process keeps its signals."""
+    mocker.patch("signal.signal")
 
-    assert (code, out) == (2, "")
+    with pytest.raises(SystemExit) as left:
+        app(["run", *arguments])
+
+    out, err = capsys.readouterr()
+    assert (left.value.code, out) == (2, "")
     [line] = err.splitlines()
     assert line.startswith(f"nemo-rl-deadline-fix: {message}")
 

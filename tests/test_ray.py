@@ -238,6 +238,7 @@ def test_launcher(ray: Any, tmp_path: Path) -> None:
     assert done.stderr.count("deadline fix") == 1
 
 
+@pytest.mark.slow
 def test_launcher_reaches_children_and_tasks(ray: Any, tmp_path: Path) -> None:
     """The fix is on in a spawned child, and a controller that a Ray task makes has it."""
     done = drive(tmp_path, ray, {}, "-m", "nemo_rl_deadline_fix", "run", driver=NESTED_DRIVER)
@@ -250,6 +251,7 @@ def test_launcher_reaches_children_and_tasks(ray: Any, tmp_path: Path) -> None:
     assert program == "default_worker.py"
 
 
+@pytest.mark.slow
 def test_package_missing_in_the_actor(ray: Any, tmp_path: Path) -> None:
     """Where the actor's Python lacks the package, the error that comes back names it."""
     # A Python with everything this one has, but not the package.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -649,3 +650,24 @@ def test_works_where_no_loop_runs() -> None:
     with registry.hold("a"):
         assert before <= registry.holders["a"] <= time.monotonic()
     assert deadline.told == ["suspend", "resume"]
+
+
+def test_an_unused_registry_is_pickled_as_upstreams_is() -> None:
+    """The driver sends a manager with one in it; what arrives works, and warns when it was told to."""
+    copy = pickle.loads(pickle.dumps(RequestDeadlineRegistry(warn_after_s=7.0)))
+
+    copy.suspend("a")
+    copy.add(deadline := BareDeadline())
+
+    assert (list(copy.holders), copy.live, deadline.told) == (["a"], 1, ["suspend"])
+    assert copy._watch.warn_after_s == 7.0
+
+
+@pytest.mark.parametrize("use", ["add", "suspend"])
+def test_a_registry_in_use_is_not_pickled(use: str) -> None:
+    """Its deadlines and its clock belong to one loop, and one line says so."""
+    registry = RequestDeadlineRegistry()
+    registry.add(BareDeadline()) if use == "add" else registry.suspend()
+
+    with pytest.raises(TypeError, match="cannot pickle a RequestDeadlineRegistry that has live deadlines or"):
+        pickle.dumps(registry)

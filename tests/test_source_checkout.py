@@ -266,7 +266,7 @@ def test_check_as_json_is_one_object(root: Path, capsys: pytest.CaptureFixture[s
     """It has a schema version, the state and the places, and stdout holds nothing else."""
     assert command("check", "--json", root / "nemo_rl") == 1
     report = json.loads(capsys.readouterr().out)
-    assert report["schema_version"] == 1
+    assert report["schema_version"] == 2
     assert report["state"] == "affected"
     assert report["root"] == str(root)
     assert {site["rule"] for site in report["sites"]} == {"DF001", "DF002", "DF003", "DF004", None}

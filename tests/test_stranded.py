@@ -17,16 +17,19 @@ import pytest
 
 import nemo_rl_deadline_fix
 from nemo_rl_deadline_fix import observing, stranded
+from nemo_rl_deadline_fix.replay.ledger import RolloutRecoveryLedger, as_object
 from nemo_rl_deadline_fix.stranded import Memory, Verdict, verdict
 from tests.conftest import virtual
 from tests.support import upstream_like
 from tests.support.gym_agents import GymError, Key, Work
-from tests.support.recovering_rl import Controller, Plan, ShardedController, World, with_fix
-from tests.support.recovery_ledger import (
-    RolloutRecoveryLedger,
+from tests.support.recovering_rl import (
+    Controller,
+    Plan,
+    ShardedController,
+    World,
     as_flat_object,
-    as_object,
     as_tuple,
+    with_fix,
 )
 
 PREPARE_TIMEOUT_S = 4.0

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click.testing
 import pytest
 from pytest_mock import MockerFixture
 
@@ -24,7 +23,7 @@ from nemo_rl_deadline_fix import (
     uninstall,
     wrapping,
 )
-from nemo_rl_deadline_fix.cli.run import run
+from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.replay import rl
 from nemo_rl_deadline_fix.targets import CONTROLLER_CLASS, CONTROLLER_MODULE, MANAGER_MODULE, REGISTRY_CLASS
 
@@ -70,9 +69,8 @@ def test_last_choice_holds(
     assert (LINE in " ".join(str(status()).split())) is on
 
 
-def test_choice_waits_for_the_import(monkeypatch: pytest.MonkeyPatch, mocker: MockerFixture) -> None:
+def test_choice_waits_for_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen before NeMo RL is imported, it is there afterwards; and it goes with the fix."""
-    mocker.patch.object(installing, "_hook_waits", True)
     monkeypatch.delitem(sys.modules, CONTROLLER_MODULE, raising=False)
     assert install(acknowledge=True).state is State.PENDING
     found = type(CONTROLLER_CLASS, (rl.SingleControllerActor,), {})
@@ -125,7 +123,8 @@ def test_run_acknowledge(mocker: MockerFixture) -> None:
     mocker.patch.dict("os.environ", {launching.ACKNOWLEDGE: "1"})
 
     for options in (["--acknowledge", "--best-effort"], []):
-        click.testing.CliRunner().invoke(run, [*options, "train.py"])
+        with pytest.raises(SystemExit):
+            app(["run", *options, "train.py"])
 
     with_it, without = (call.args[2] for call in become.call_args_list)
     assert with_it[launching.ACKNOWLEDGE] == "1"

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 
 from nemo_rl_deadline_fix import stranded
 from nemo_rl_deadline_fix.replay.clock import VirtualLoop
+from nemo_rl_deadline_fix.replay.ledger import Group, RolloutRecoveryLedger, as_object
 from tests.support import chaos
 from tests.support.gym_agents import GymError, Key, Work
-from tests.support.recovering_rl import Controller, World, with_fix
-from tests.support.recovery_ledger import Group, RolloutRecoveryLedger, as_flat_object, as_object, as_tuple
+from tests.support.recovering_rl import Controller, World, as_flat_object, as_tuple, with_fix
 
 PREPARE_TIMEOUT_S = 4.0
 REMEMBERED = 12

@@ -17,11 +17,10 @@ from pytest_mock import MockerFixture
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.cli import app
 from nemo_rl_deadline_fix.replay import clock, rl, verifying
-from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
 from nemo_rl_deadline_fix.replay.gym import Prepared, Remote
 from nemo_rl_deadline_fix.replay.parameters import Parameters
 from nemo_rl_deadline_fix.replay.simulation import finish_pending
-from nemo_rl_deadline_fix.replay.subjects import leaf
+from nemo_rl_deadline_fix.replay.subjects import build_controller, holders_left, leaf
 from tests.support.fixture_trees import (
     CLEAR,
     CONTROLLER,
@@ -70,7 +69,7 @@ def test_the_json_of_the_defaults_has_the_background_documents_figures(
     """Snapshots, tries and the reviewer's scratch run, before and after."""
     code, found = verify_json(capsys)
 
-    assert (code, found["schema_version"]) == (0, 1)
+    assert (code, found["schema_version"]) == (0, 2)
     assert found["target"] == {"kind": "embedded", "path": None, "files": []}
     assert (found["parameters"]["budget"], found["parameters"]["prepare_timeout"]) == (180.0, 300.0)
     before, after = found["before"], found["after"]
@@ -220,20 +219,13 @@ def test_a_version_with_the_gate_is_simulated_before_and_after_apply(
     assert found["before"]["attempts"][0]["outcome"] == "reply"
 
 
-def test_the_files_and_lines_that_ran_are_named_and_left_as_they_were(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The lines of the checkout's own snapshot code ran, and nothing was written beside them."""
+def test_the_files_that_ran_are_named_and_left_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    """The checkout's own two files ran, and nothing was written beside them."""
     before = {path: path.stat().st_mtime_ns for path in PINNED.rglob("*")}
 
     _, found = verify_json(capsys, "--rl", PINNED)
 
-    files = {entry["path"]: entry["lines"] for entry in found["target"]["files"]}
-    assert set(files) == {CONTROLLER, MANAGER}
-    controller = (PINNED / CONTROLLER).read_text().splitlines()
-    ran = [line for first, last in files[CONTROLLER] for line in controller[first - 1 : last]]
-    assert f"        {CLEAR}" in ran
-    assert "    async def _sync_weights(self) -> None:" not in ran
+    assert found["target"]["files"] == [CONTROLLER, MANAGER]
     assert {path: path.stat().st_mtime_ns for path in PINNED.rglob("*")} == before
 
 
@@ -524,9 +516,11 @@ def test_a_late_ack_is_no_stall(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["after"]["attempts"][0]["acknowledged"] is True
 
 
-def test_a_rollout_that_is_really_too_slow_still_stalls(capsys: pytest.CaptureFixture[str]) -> None:
-    """The limit of the fix is shown, not hidden: exit code 1 and the reason."""
-    code, found = verify_json(capsys, "--work", "220", "--retry-work", "10")
+def test_a_rollout_that_is_really_too_slow_still_stalls_in_the_source_form(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The limit of the clocks is shown, not hidden: exit code 1 and the reason."""
+    code, found = verify_json(capsys, "--work", "220", "--retry-work", "10", "--rl", applied_tree(tmp_path))
 
     assert (code, found["verdict"], found["fixed"]) == (1, "still_stalls", False)
     assert "too slow for its budget while it ran" in found["message"]
@@ -549,7 +543,7 @@ def test_a_fix_that_never_releases_is_a_finding(
 ) -> None:
     """Nothing stalls in the two snapshots, but clocks that stay stopped are no fix: exit code 1."""
 
-    def suspends_only(controller: type[Any]) -> None:
+    def suspends_only(controller: type[Any], **_: Any) -> None:
         original = getattr(controller, targets.PREPARE)
 
         async def prepare(self: Any, *args: Any) -> Any:
@@ -615,28 +609,29 @@ def spawn(*arguments: str, **environment: str) -> subprocess.CompletedProcess[by
     )
 
 
-@pytest.mark.parametrize("version", ["A", "C"])
-def test_an_installed_nemo_rl_is_verified_through_install(tmp_path: Path, version: str) -> None:
-    """`--installed` imports NeMo RL, simulates it as it is, and again after install()."""
-    done = spawn("verify", "--installed", "--json", PYTHONPATH=str(make_tree(tmp_path, version)))
-
-    found = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert (found["target"]["kind"], found["verdict"]) == ("installed", "fixed")
-    assert found["before"]["attempts"][0]["at"] == 180.0
-
-
-def test_an_installed_nemo_rl_of_another_line_is_judged_and_not_imported(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "code", "verdict"),
+    [("A", 0, "fixed"), ("C", 0, "fixed"), ("before", 0, "not_applicable"), ("E", 1, "affected")],
+)
+def test_an_installed_nemo_rl_is_judged_as_its_checkout_and_not_imported(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    code: int,
+    verdict: str,
 ) -> None:
-    """A NeMo RL without the gate gets the same answer as its checkout, whatever it needs to be imported."""
-    tree = make_tree(tmp_path, "before")
+    """`--installed` runs the same classes, and needs nothing of what NeMo RL needs to be imported."""
+    tree = make_tree(tmp_path, version)
     (tree / CONTROLLER).write_text("import torch_that_is_not_here\n" + (tree / CONTROLLER).read_text())
     monkeypatch.syspath_prepend(tree)
 
-    code, found = verify_json(capsys, "--installed")
+    exit_code, found = verify_json(capsys, "--installed")
 
-    assert (code, found["target"]["kind"], found["verdict"]) == (0, "installed", "not_applicable")
+    assert (exit_code, found["target"]["kind"], found["verdict"]) == (code, "installed", verdict)
+    assert found["target"]["path"] == str(tree)
+    if verdict == "fixed":
+        assert found["before"]["attempts"][0]["at"] == 180.0
 
 
 def test_no_nemo_rl_installed_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

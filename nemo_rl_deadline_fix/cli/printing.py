@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of every command's JSON object. It changes where a key changes its meaning or goes away."""
 
 NARROWEST = 20

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-
 HORIZON = 4e6
 """Where a virtual loop's time ends, in seconds: 46 days, more than any simulation takes.
 
@@ -43,11 +42,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
     ) -> asyncio.Future[T]:
-        """Call the function now, in this thread.
-
-        Returns:
-            A future that is done.
-        """
+        """Call the function now, in this thread; returns a future that is done."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))

@@ -1,246 +1,159 @@
-"""A replay as lanes of spans and captions: what the picture shows, before anything is drawn."""
+"""A replay as lanes of spans: what the picture shows, before anything is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from math import inf
 
-from nemo_rl_deadline_fix.replay.records import Attempt, EventKind, Replay
-from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
+from nemo_rl_deadline_fix.replay.records import EventKind as E
+from nemo_rl_deadline_fix.replay.records import Replay
 
 
-class SpanKind(StrEnum):
-    """What a span shows; the values are the words of the picture's legend."""
+@dataclass(frozen=True)
+class Kind:
+    """What a span shows: its name in the legend, its look, its caption, and whether it tells of a failure.
 
-    CLOSED = "admission closed"
-    SNAPSHOT = "snapshot"
-    READING = "RL reads this try"
-    RUNNING = "Gym works"
-    PARKED = "parked"
-    WAITING = "held back"
-    KEPT = "reply kept until ACKed"
-    PREPARED = "ready, is saved"
-    NOT_READY = "not ready"
-    BUDGET = "budget left"
-    STOPPED = "clock stopped"
+    The colours are Okabe and Ito's, light ones inside; what is hatched stands still. A caption's fields are
+    the seconds `begin`, `end` and `left` (of the budget), and the words of the events that `opened` and
+    `closed` the span.
+    """
+
+    legend: str
+    face: str
+    edge: str
+    hatch: str = ""
+    caption: str = ""
+    bad: bool = False
+
+
+CLOSED = Kind("admission closed", "#e4e4e4", "#e4e4e4")
+SNAPSHOT = Kind("snapshot", "#cbcbcb", "#6f6f6f", caption="{end} s: {closed}")
+FAILED = replace(SNAPSHOT, bad=True)
+READING = Kind("RL reads this try", "#a9d3ee", "#0072b2", caption="{end} s: {closed}")
+GIVEN_UP = replace(READING, bad=True)
+RUNNING = Kind("Gym works", "#a3dcc8", "#009e73")
+BROKEN = replace(RUNNING, caption="{end} s: {closed}", bad=True)
+HUNG = replace(RUNNING, caption="{begin} s: never again at a turn boundary", bad=True)
+PARKED = Kind("parked", "#ffffff", "#009e73", "////", "{begin} to {end} s: parked")
+WAITING = Kind("held back", "#ffffff", "#6f6f6f", "----", "{begin} to {end} s: held back")
+KEPT = Kind("reply kept until ACKed", "#f9d78f", "#b87a00", caption="{begin} s: finished, ACKed {end} s")
+STRANDED = replace(KEPT, caption="{begin} s: finished, reply never read and never ACKed", bad=True)
+PREPARED = Kind("ready, is saved", "#e2f4ee", "#009e73", caption="{begin} s: {opened}")
+NOT_READY = Kind("not ready", "#f6b899", "#d55e00", caption="{end} s: {closed}", bad=True)
+ENGINE = Kind("weight sync, switch", "#56b4e9", "#0072b2", caption="{begin} s: {opened}")
+BUDGET = Kind("budget left", "#e6c8da", "#a6447d")
+STOPPED = Kind(
+    "clock stopped", "#ffffff", "#a6447d", "\\\\\\\\", "{begin} to {end} s: stopped with {left} s left"
+)
+RUNS_ON = Kind(
+    "runs on while parked", "#f6b899", "#d55e00", "....", "{begin} to {end} s: runs on while parked", True
+)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasts, in seconds; without an end it is never over. A stopped clock has budget left."""
+    """Something from `begin` to `end`, in seconds, maybe for ever; `heights` are parts of its lane's."""
 
     begin: float
-    end: float | None
-    kind: SpanKind
-    budget_left: float | None = None
+    end: float
+    kind: Kind
+    caption: str = ""
+    heights: tuple[float, float] = (1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Caption:
-    """Words about a stretch of a lane, which may stand inside of it; bad ones tell of a failure."""
-
-    begin: float
-    end: float | None
-    text: str
-    bad: bool = False
-    inside: bool = False
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One actor's row; the clock's has a curve of (time, seconds left) for each try."""
-
-    name: str
-    spans: tuple[Span, ...] = ()
-    captions: tuple[Caption, ...] = ()
-    curve: tuple[tuple[tuple[float, float], ...], ...] = ()
-    crosses: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One replay: its lanes from top to bottom, when admission is closed, and whether anything went wrong."""
-
-    name: str
-    title: str
-    bad: bool
-    lanes: tuple[Lane, ...]
-    closed: tuple[tuple[float, float | None], ...]
+# What opens a span, and what it was by what ends it: nothing to show, where that is None. Under None stands
+# what is never over.
+Row = tuple[Collection[E], Mapping[E | None, Kind | None]]
+ADMISSION: Row = ({E.ADMISSION_CLOSES}, {E.ADMISSION_REOPENS: CLOSED, None: CLOSED})
+_READING: Row = ({E.TRY_STARTS}, {E.REPLY_READ: READING, E.DEADLINE_FIRES: GIVEN_UP, E.ROW_FAILS: GIVEN_UP})
+_PARKED: Row = ({E.RUN_PARKED}, {E.RUN_RESUMES: PARKED})
+# The clock of a try that is over never runs again.
+_STOPPED: Row = ({E.CLOCK_STOPS}, dict.fromkeys((E.CLOCK_RUNS, *_READING[1]), STOPPED))
+# From top to bottom. Where two spans meet, the later row's is over the other.
+_LANES: dict[str, tuple[Row, ...]] = {
+    "RL snapshots": (({E.SNAPSHOT_BEGINS}, {E.SNAPSHOT_COMMITTED: SNAPSHOT, E.SNAPSHOT_FAILED: FAILED}),),
+    "RL {}": (_READING,),
+    "Gym {}": (
+        ({E.RUN_WAITS}, {E.RUN_STARTS: WAITING}),
+        (
+            {E.RUN_STARTS, E.RUN_RESUMES},
+            {E.RUN_PARKED: RUNNING, E.RUN_FINISHES: RUNNING, E.RUN_FAILS: BROKEN, None: HUNG},
+        ),
+        _PARKED,
+        ({E.RUN_FINISHES}, {E.RUN_ACKED: KEPT, None: STRANDED}),
+    ),
+    "Gym prepare": (
+        ({E.ADMISSION_CLOSES}, {E.PREPARE_GIVES_UP: NOT_READY, E.ADMISSION_REOPENS: RUNNING}),
+        # One shard may be ready in vain.
+        ({E.PREPARE_READY}, {E.ADMISSION_REOPENS: PREPARED, E.PREPARE_GIVES_UP: None, None: PREPARED}),
+    ),
+    "RL engine": (({E.OVERLAP}, {E.OVERLAP: ENGINE}),),
+}
 
 
-_RUNS = (
-    (SpanKind.WAITING, EventKind.RUN_WAITS, {EventKind.RUN_STARTS}),
-    (SpanKind.RUNNING, EventKind.RUN_STARTS, {EventKind.RUN_PARKED, EventKind.RUN_FINISHES}),
-    (SpanKind.PARKED, EventKind.RUN_PARKED, {EventKind.RUN_RESUMES}),
-    (SpanKind.RUNNING, EventKind.RUN_RESUMES, {EventKind.RUN_PARKED, EventKind.RUN_FINISHES}),
-    (SpanKind.KEPT, EventKind.RUN_FINISHES, {EventKind.RUN_ACKED}),
-)
+def lanes(run: Replay, budget: float) -> dict[str, list[Span]]:
+    """The lanes by their names, from top to bottom; the budget is `rollout_timeout_s`, in seconds."""
+    tries = range(len(run.attempts))
+    several = sorted({(event.number or 0, event.row) for event in run.events if event.row is not None})
+    of_rl: dict[str, tuple[int | None, ...]] = {f"try {number}": (number,) for number in tries}
+    of_gym: dict[str, tuple[int | None, ...]]
+    of_gym = {f"try {number} row {row}": (number, row) for number, row in several}
+    of_gym = of_gym or {f"/run, {name}": about for name, about in of_rl.items()}
+    found: dict[str, list[Span]] = {}
+    for name, rows in _LANES.items():
+        whose = {"RL {}": of_rl, "Gym {}": of_gym}.get(name, {"": ()})
+        for words, about in whose.items():
+            found[name.format(words)] = [span for row in rows for span in spans(run, row, *about)]
+    found["clock, budget left"] = [span for number in tries for span in _clock(run, number, budget)]
+    return {name: lane for name, lane in found.items() if lane}
+
+
+def spans(run: Replay, row: Row, *about: int | None) -> Iterator[Span]:
+    """The spans of one row: of everything, of one try by its number, or of one row in it."""
+    opens, kinds = row
+    opened = None
+    for event in run.events:
+        if about != (event.number, event.row)[: len(about)]:
+            continue
+        if event.kind in opens:
+            # Each shard of Gym is ready once; the last one counts.
+            opened = event
+        if opened and event.kind in kinds:
+            kind = kinds[event.kind]
+            # Whoever runs or stands still for no time at all does not.
+            if kind and (opened.at < event.at or kind not in (RUNNING, PARKED, WAITING)):
+                yield _span(kind, opened.at, event.at, opened=opened.what, closed=event.what)
+            opened = None
+    if opened and (kind := kinds.get(None)):
+        yield _span(kind, opened.at, inf, opened=opened.what)
+
+
+def _span(kind: Kind, begin: float, end: float, left: float = 0, **words: str) -> Span:
+    numbers = {"begin": seconds(begin), "end": seconds(end), "left": seconds(left)}
+    return Span(begin, end, kind, kind.caption.format(**numbers, **words))
+
+
+def _clock(run: Replay, number: int, budget: float) -> Iterator[Span]:
+    """What is left of a try's budget, a span for each stretch of its clock."""
+    (read,) = spans(run, _READING, number)
+    stops, parks = list(spans(run, _STOPPED)), list(spans(run, _PARKED, number))
+
+    def kind(stretch: tuple[float, float]) -> Kind:
+        if any(stop.begin <= stretch[0] < stop.end for stop in stops):
+            return STOPPED
+        return RUNS_ON if any(park.begin <= stretch[0] < park.end for park in parks) else BUDGET
+
+    cuts = {at for span in (read, *stops, *parks) for at in (span.begin, span.end)}
+    at, left = read.begin, budget
+    for what, stretches in groupby(pairwise(sorted(c for c in cuts if read.begin <= c <= read.end)), kind):
+        end = max(end for _, end in stretches)
+        after = left if what is STOPPED else max(0.0, round(left - (end - at), 9))
+        yield replace(_span(what, at, end, left), heights=(left / budget, after / budget))
+        at, left = end, after
 
 
 def seconds(value: float) -> str:
-    """A time for people: `180 s`."""
-    return f"{round(value, 2 if value >= 1 else 4):.10g} s"
-
-
-def panels(verification: Verification) -> tuple[Panel, ...]:
-    """What there is to show: one panel for each form that was simulated."""
-    titles = {Form.AS_IS: "Before, the code as it is", Form.CLOCKS: "After, with the fix"}
-    if len(verification.runs) == 1:
-        fixed = verification.verdict is Verdict.ALREADY_FIXED
-        titles = {Form.AS_IS: f"The code as it is{', which has the fix' if fixed else ''}"}
-    tries = max((len(run.attempts) for run in verification.runs.values()), default=0)
-    made = []
-    for form, run in verification.runs.items():
-        closed = tuple(_pairs(run, EventKind.ADMISSION_CLOSES, {EventKind.ADMISSION_REOPENS}))
-        bad, outcome = _outcome(run)
-        lanes = (
-            _snapshots(run),
-            *(_reading(run, index) for index in range(tries)),
-            *(_running(run, attempt.index) for attempt in run.attempts),
-            _prepare(run, closed),
-            _clock(run, verification.parameters.budget),
-        )
-        made.append(Panel(form.value, f"{titles[form]}: {outcome}", bad, lanes, closed))
-    return tuple(made)
-
-
-def _outcome(run: Replay) -> tuple[bool, str]:
-    """Whether anything went wrong, and what came of the rollout and the snapshots."""
-    failed = [n for n, snapshot in enumerate(run.snapshots, 1) if snapshot.outcome != "committed"]
-    snapshots = f"snapshot {failed[0]} fails" if failed else "every snapshot is committed"
-    late = [attempt for attempt in run.attempts if attempt.outcome == "timeout"]
-    if not late:
-        return bool(failed), f"try 0 replies, {snapshots}"
-    # One given up while parked is what the picture is about; else the first will do.
-    lost = next((attempt for attempt in late if attempt.state_when_given_up == "parked"), late[0])
-    return True, f"RL gives up on try {lost.index} while it is {lost.state_when_given_up}, {snapshots}"
-
-
-def _snapshots(run: Replay) -> Lane:
-    spans, captions, crosses = [], [], []
-    for number, snapshot in enumerate(run.snapshots, 1):
-        spans.append(Span(snapshot.at, snapshot.ended_at, SpanKind.SNAPSHOT))
-        bad = snapshot.outcome != "committed"
-        text = f"snapshot {number} {'fails' if bad else 'committed'} {seconds(snapshot.ended_at)}"
-        captions.append(Caption(snapshot.at, snapshot.ended_at, text, bad, inside=True))
-        crosses += [snapshot.ended_at] * bad
-    return Lane("RL snapshots", tuple(spans), tuple(captions), crosses=tuple(crosses))
-
-
-def _reading(run: Replay, index: int) -> Lane:
-    name = f"RL try {index}"
-    if index >= len(run.attempts):
-        return Lane(name, captions=(Caption(0, 0, "not needed"),))
-    attempt, begin = run.attempts[index], _begin(run, index)
-    bad, text = False, f"reply {seconds(attempt.at)}, reward {attempt.reward or 0:g}"
-    if attempt.outcome == "timeout":
-        bad = True
-        text = f"deadline fires {seconds(attempt.at)} while {attempt.state_when_given_up}: RL stops reading"
-    caption = Caption(begin, attempt.at, text, bad)
-    return Lane(name, (Span(begin, attempt.at, SpanKind.READING),), (caption,), crosses=(attempt.at,) * bad)
-
-
-def _running(run: Replay, index: int) -> Lane:
-    spans = [
-        Span(begin, end, kind)
-        for kind, opens, closes in _RUNS
-        for begin, end in _pairs(run, opens, closes, index)
-        if begin != end
-    ]
-    captions = [
-        Caption(span.begin, span.end, f"{span.kind} {_from_to(span)}")
-        for span in spans
-        if span.kind in (SpanKind.PARKED, SpanKind.WAITING)
-    ]
-    for begin, end in _pairs(run, EventKind.RUN_FINISHES, {EventKind.RUN_ACKED}, index):
-        kept = "reply never read and never ACKed" if end is None else f"ACKed {seconds(end)}"
-        text = f"finished {seconds(begin)}, {'ACKed' if begin == end else kept}"
-        captions.append(Caption(begin, end, text, bad=end is None, inside=True))
-    return Lane(f"Gym /run, try {index}", tuple(spans), tuple(captions))
-
-
-def _prepare(run: Replay, closed: tuple[tuple[float, float | None], ...]) -> Lane:
-    spans: list[Span] = []
-    captions = []
-    for (begin, end), snapshot in zip(closed, run.snapshots, strict=False):
-        kept = f"completed_unacknowledged={snapshot.completed_unacknowledged}"
-        if snapshot.ready_to_commit:
-            # Each shard says it; the last one counts.
-            events = [event.at for event in run.events if event.kind is EventKind.PREPARE_READY]
-            ready = max((at for at in events if begin <= at and (end is None or at <= end)), default=begin)
-            spans += [Span(begin, ready, SpanKind.RUNNING), Span(ready, end, SpanKind.PREPARED)]
-            text = f"ready {seconds(ready)}, {f'parked={snapshot.parked}' if snapshot.parked else kept}"
-        else:
-            spans.append(Span(begin, end, SpanKind.NOT_READY))
-            why = kept if snapshot.completed_unacknowledged else "a try still running"
-            text = f"{why} for {seconds(snapshot.ended_at - begin)}"
-        captions.append(Caption(begin, end, text, bad=not snapshot.ready_to_commit, inside=True))
-    return Lane("Gym prepare", tuple(spans), tuple(captions))
-
-
-def _clock(run: Replay, budget: float) -> Lane:
-    curves, spans, captions = [], list[Span](), []
-    for attempt in run.attempts:
-        curve, stops = _budget(run, attempt, budget)
-        curves.append(curve)
-        spans += stops
-        for stop in stops:
-            text = f"stopped {_from_to(stop)} with {seconds(stop.budget_left or 0)} left"
-            captions.append(Caption(stop.begin, stop.end, text))
-        for begin, end in _pairs(run, EventKind.RUN_PARKED, {EventKind.RUN_RESUMES}, attempt.index):
-            until = attempt.at if end is None else min(end, attempt.at)
-            stopped = any(stop.begin <= begin < (stop.end or begin) for stop in stops)
-            if begin < until and not stopped:
-                text = f"runs on while try {attempt.index} is parked"
-                captions.append(Caption(begin, until, text, bad=True))
-    captions += [
-        Caption(event.at, event.at, f"{event.what} {seconds(event.at)}")
-        for event in run.events
-        if event.kind is EventKind.OVERLAP
-    ]
-    crosses = tuple(attempt.at for attempt in run.attempts if attempt.outcome == "timeout")
-    return Lane("clock, budget left", tuple(spans), tuple(captions), tuple(curves), crosses)
-
-
-def _budget(
-    run: Replay, attempt: Attempt, budget: float
-) -> tuple[tuple[tuple[float, float], ...], list[Span]]:
-    """What is left of a try's budget wherever its clock stops or runs again, and the stops."""
-    begin = _begin(run, attempt.index)
-    points, stops = [(begin, budget)], []
-    for stop, runs_again in _pairs(run, EventKind.CLOCK_STOPS, {EventKind.CLOCK_RUNS}):
-        if begin <= stop <= attempt.at:
-            at, left = points[-1]
-            left -= stop - at
-            until = attempt.at if runs_again is None else min(runs_again, attempt.at)
-            points += [(stop, left), (until, left)]
-            stops.append(Span(stop, until, SpanKind.STOPPED, left))
-    at, left = points[-1]
-    points.append((attempt.at, max(0.0, left - (attempt.at - at))))
-    return tuple(points), stops
-
-
-def _from_to(span: Span) -> str:
-    return f"from {seconds(span.begin)}" if span.end is None else f"{span.begin:.10g} to {seconds(span.end)}"
-
-
-def _begin(run: Replay, index: int) -> float:
-    return next(e.at for e in run.events if e.kind is EventKind.TRY_STARTS and e.number == index)
-
-
-def _pairs(
-    run: Replay, opens: EventKind, closes: set[EventKind], number: int | None = None
-) -> Iterator[tuple[float, float | None]]:
-    """From each event of one kind to the next of some others, of the same try."""
-    begin: float | None = None
-    for event in run.events:
-        if number is not None and event.number != number:
-            continue
-        if begin is not None and event.kind in closes:
-            yield begin, event.at
-            begin = None
-        elif event.kind is opens:
-            begin = event.at
-    if begin is not None:
-        yield begin, None
+    """A time for people, in seconds: `180`."""
+    return f"{round(value, 2 if value >= 1 else 4):.10g}"

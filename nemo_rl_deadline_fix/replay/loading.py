@@ -1,6 +1,6 @@
 """Run the real classes of a NeMo RL checkout without importing it.
 
-Its files are executed statement by statement in a world of their own, in which everything outside of the
+Its two files are executed statement by statement in a world of their own, in which everything outside of the
 standard library is stood in for. So no torch, no GPU and no NeMo RL installation is needed, and nothing of
 the checkout is changed. What runs is the checkout's own code: run this on code you trust.
 """
@@ -11,20 +11,15 @@ import __future__
 import ast
 import builtins
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
-from nemo_rl_deadline_fix.replay.building import GIVEN
 from nemo_rl_deadline_fix.replay.clock import VirtualTime
-from nemo_rl_deadline_fix.replay.subjects import SourceFile, Subject, cannot_simulate
-
-_METHODS = (targets.PREPARE, targets.RELEASE, targets.RELEASE_COMMITTED)
-_FORWARDS = (targets.SUSPEND, targets.RESUME)
+from nemo_rl_deadline_fix.replay.subjects import Subject, cannot_simulate
 
 # What an `__init__` may use: nothing of it touches the machine.
 _HARMLESS = frozenset(
@@ -48,148 +43,73 @@ def load(root: Path, controller: Path, manager: Path) -> Subject:
     Raises:
         UnsupportedTargetError: A class or method is missing, or does not run by itself.
     """
-    failures = root / targets.FAILURES_FILE
-    timeout: type[BaseException] = type(targets.TIMEOUT_CLASS, (Exception,), {})
-    if failures.is_file():
-        timeout = _World(failures).wanted(targets.TIMEOUT_CLASS)
-    behind = _World(manager, {targets.TIMEOUT_CLASS: timeout})
-    front = _World(controller)
+    behind, front = _World(manager), _World(controller)
     return Subject(
-        kind="checkout",
         path=str(root),
+        files=tuple(str(path.relative_to(root)) for path in (controller, manager)),
         registry=behind.wanted(targets.REGISTRY_CLASS),
         deadline=behind.wanted(targets.DEADLINE_CLASS),
-        timeout=timeout,
-        manager=behind.wanted(targets.MANAGER_CLASS, _FORWARDS),
-        controller=front.wanted(targets.CONTROLLER_CLASS, _METHODS),
+        timeout=behind.wanted(targets.TIMEOUT_CLASS),
+        manager=behind.wanted(targets.MANAGER_CLASS, targets.SUSPEND, targets.RESUME),
+        controller=front.wanted(targets.CONTROLLER_CLASS, *targets.METHODS, targets.RELEASE_COMMITTED),
         pending_release=front.wanted("_PendingGymCheckpointRelease"),
-        initialise=initialiser(front.tree, front.names),
-        files=tuple(SourceFile(str(world.path.relative_to(root)), world.ran()) for world in (front, behind)),
+        initialise=front.initialise,
     )
-
-
-@contextmanager
-def stand_ins(controller: ModuleType) -> Iterator[Callable[[Any, Any], None]]:
-    """Let an imported controller's methods run without a cluster, for the block's length.
-
-    Args:
-        controller: The imported `single_controller`.
-
-    Yields:
-        What initialises a bare controller, as a checkout's subject has it.
-    """
-    tree, world = parse(Path(str(controller.__file__))), vars(controller)
-    foreign = _foreign_names(tree)
-    before = {
-        name: value
-        for name, value in world.items()
-        if value is time or (name in foreign and not _is_error(value))
-    }
-    world.update({name: VirtualTime if value is time else stand_in(name) for name, value in before.items()})
-    try:
-        yield initialiser(tree, world)
-    finally:
-        world.update(before)
-
-
-def parse(path: Path) -> ast.Module:
-    """A file's syntax tree.
-
-    Raises:
-        UnsupportedTargetError: This Python cannot parse it.
-    """
-    try:
-        return ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
-        raise cannot_simulate(str(path), error) from None
-
-
-def methods(tree: ast.Module, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The methods of a class by name; none where there is no such class."""
-    return {
-        node.name: node
-        for whole in tree.body
-        if isinstance(whole, ast.ClassDef) and whole.name == name
-        for node in whole.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-
-
-def initialiser(tree: ast.Module, world: dict[str, Any]) -> Callable[[Any, Any], None]:
-    """What the controller's own `__init__` does by itself: constants, events, locks, containers, config.
-
-    Its top-level assignments are executed in order. One that needs a cluster is left out.
-
-    Args:
-        tree: The controller's file.
-        world: The names that it has, with stand-ins for what is foreign.
-    """
-    usable = {name for name, value in world.items() if _is_harmless(value, world["__name__"])}
-    usable |= {"self", "master_config", *dir(builtins)} - _NOT_BUILTINS
-    init = methods(tree, targets.CONTROLLER_CLASS).get("__init__")
-    steps = list(_steps(init.body if init else [], usable))
-
-    def initialise(controller: Any, config: Any) -> None:
-        scope = {**world, "self": controller, "master_config": config}
-        for step in steps:
-            with suppress(Exception):
-                exec(step, scope)
-
-    return initialise
 
 
 class _World:
     """What one file defines, executed statement by statement: one that fails costs only what it defines."""
 
-    def __init__(self, path: Path, given: dict[str, Any] | None = None) -> None:
-        self.path = path
-        self.tree = parse(path)
-        module = ModuleType(path.stem)
-        self.names: dict[str, Any] = module.__dict__
-        self.names["__file__"] = str(path)
-        self.names["__builtins__"] = {**vars(builtins), "__import__": _import}
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._failed: dict[str, Exception] = {}
-        # Dataclasses look their module up by name.
-        sys.modules[module.__name__], before = module, sys.modules.get(module.__name__)
         try:
-            for node in self.tree.body:
+            tree = ast.parse(path.read_bytes(), str(path))
+        except (SyntaxError, ValueError) as error:
+            raise cannot_simulate(str(path), error) from None
+        # Dataclasses look their module up by name.
+        module = sys.modules[f"{__name__}.{path.stem}"] = ModuleType(f"{__name__}.{path.stem}")
+        self._names = vars(module)
+        self._names.update(__file__=str(path), __builtins__={**vars(builtins), "__import__": _import})
+        try:
+            for node in tree.body:
                 self._execute(node)
         finally:
             del sys.modules[module.__name__]
-            if before is not None:
-                sys.modules[module.__name__] = before
-        self.names.update(given or {})
+        usable = {name for name, value in self._names.items() if _is_harmless(value, module.__name__)}
+        usable |= {"self", "master_config", *dir(builtins)} - _NOT_BUILTINS
+        self._steps = list(_steps(_init_of(tree), usable))
 
     def _execute(self, node: ast.stmt) -> None:
         # A call would be there for what it does, and that is nothing to be done here.
         if not isinstance(node, ast.Expr):
             try:
-                exec(_compiled(node, str(self.path)), self.names)
+                exec(_compiled(node, str(self._path)), self._names)
             except Exception as error:
                 self._failed[getattr(node, "name", "")] = error
 
-    def wanted(self, name: str, wanted: Sequence[str] = ()) -> type[Any]:
+    def wanted(self, name: str, *methods: str) -> type[Any]:
         """A class of the file.
 
         Raises:
-            UnsupportedTargetError: It is not there, or a wanted method is not.
+            UnsupportedTargetError: It is not there, or one of these methods is not.
         """
-        found = self.names.get(name)
+        found = self._names.get(name)
         if not isinstance(found, type):
-            raise cannot_simulate(str(self.path), self._failed.get(name, f"no class {name}"))
-        if missing := [method for method in wanted if not hasattr(found, method)]:
-            raise cannot_simulate(str(self.path), f"{name} without {' and '.join(missing)}")
+            raise cannot_simulate(str(self._path), self._failed.get(name, f"no class {name}"))
+        if missing := [method for method in methods if not hasattr(found, method)]:
+            raise cannot_simulate(str(self._path), f"{name} without {' and '.join(missing)}")
         return found
 
-    def ran(self) -> tuple[tuple[int, int], ...]:
-        """Line ranges that a simulation runs."""
-        whole = (targets.REGISTRY_CLASS, targets.DEADLINE_CLASS)
-        nodes: list[ast.stmt] = [
-            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name in whole
-        ]
-        nodes += _reached(methods(self.tree, targets.MANAGER_CLASS), _FORWARDS)
-        nodes += _reached(methods(self.tree, targets.CONTROLLER_CLASS), _METHODS)
-        return tuple(sorted((node.lineno, node.end_lineno or node.lineno) for node in nodes))
+    def initialise(self, controller: Any, config: Any) -> None:
+        """Do what the controller's own `__init__` does by itself: constants, events, containers, config.
+
+        Its top-level assignments are executed in order. One that needs a cluster is left out.
+        """
+        scope = {**self._names, "self": controller, "master_config": config}
+        for step in self._steps:
+            with suppress(Exception):
+                exec(step, scope)
 
 
 class _StandIn(type):
@@ -204,7 +124,7 @@ class _StandIn(type):
     def __getattr__(cls, name: str) -> type[Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return stand_in(name)
+        return _stand_in(name)
 
     def __getitem__(cls, key: Any) -> type[Any]:
         return cls
@@ -216,9 +136,9 @@ class _Answer(SimpleNamespace):
         return function
 
 
-def stand_in(name: str) -> type[Any]:
+def _stand_in(name: str) -> type[Any]:
     """A class of that name that stands for something imported."""
-    if name.endswith(("Error", "Exception", "Failure", "Aborted", "Lost")):
+    if name.endswith(("Error", "Exception", "Failure", "Aborted", "Lost", targets.TIMEOUT_CLASS)):
         return type(name, (Exception,), {})
     members = {
         "model_validate": staticmethod(lambda value: value),
@@ -232,7 +152,8 @@ def _import(name: str, *args: Any) -> Any:
     level = args[3] if len(args) > 3 else 0
     if name == "time":
         return VirtualTime
-    return builtins.__import__(name, *args) if _is_stdlib(name) and not level else stand_in(name)
+    known = not level and name.partition(".")[0] in sys.stdlib_module_names
+    return builtins.__import__(name, *args) if known else _stand_in(name)
 
 
 def _compiled(node: ast.stmt, path: str) -> CodeType:
@@ -242,49 +163,34 @@ def _compiled(node: ast.stmt, path: str) -> CodeType:
     return code
 
 
-def _reached(
-    functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef], start: Iterable[str]
-) -> Iterator[ast.stmt]:
-    """The functions that some of them lead to by `self.name`, without those that a simulation gives."""
-    pending, seen = list(start), set(GIVEN)
-    while pending:
-        name = pending.pop()
-        if name in functions and name not in seen:
-            seen.add(name)
-            yield functions[name]
-            pending += [node.attr for node in ast.walk(functions[name]) if isinstance(node, ast.Attribute)]
+def _init_of(tree: ast.Module) -> list[ast.stmt]:
+    """The body of the controller's `__init__`; empty where there is none."""
+    return [
+        step
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == targets.CONTROLLER_CLASS
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        for step in method.body
+    ]
 
 
 def _steps(nodes: Iterable[ast.stmt], usable: set[str]) -> Iterator[CodeType]:
     """The assignments and calls on attributes that use nothing but usable names, which they add to."""
     for node in nodes:
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            # Outside of its function an annotation would be evaluated.
-            node = ast.copy_location(ast.Assign([node.target], node.value), node)
+        match node:
+            case ast.AnnAssign(target, _, ast.expr() as value):
+                # Outside of its function an annotation would be evaluated.
+                node = ast.copy_location(ast.Assign([target], value), node)
+            case ast.Assign() | ast.Expr(ast.Call(ast.Attribute(ast.Attribute()))):
+                pass
+            case _:
+                continue
         names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
         stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        harmless = {name.id for name in names} <= usable | stored
-        if harmless and (isinstance(node, ast.Assign) or _is_call_on_attribute(node)):
+        if {name.id for name in names} <= usable | stored:
             usable |= stored
             yield _compiled(node, "__init__")
-
-
-def _foreign_names(tree: ast.Module) -> set[str]:
-    """Names under which a file imports what is not in the standard library."""
-    return {
-        alias.asname or alias.name.partition(".")[0]
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-        if not _is_stdlib((node.module or "") if isinstance(node, ast.ImportFrom) else alias.name)
-    }
-
-
-def _is_call_on_attribute(node: ast.stmt) -> bool:
-    """Whether this is `self.attribute.method(...)`."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    method = call.func if isinstance(call, ast.Call) else None
-    return isinstance(method, ast.Attribute) and isinstance(method.value, ast.Attribute)
 
 
 def _is_harmless(value: Any, own: str) -> bool:
@@ -292,11 +198,3 @@ def _is_harmless(value: Any, own: str) -> bool:
     home = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None) or "builtins"
     harmless = home == own or home.partition(".")[0] in _HARMLESS or value is VirtualTime
     return harmless and not isinstance(value, _StandIn)
-
-
-def _is_stdlib(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
-
-
-def _is_error(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)

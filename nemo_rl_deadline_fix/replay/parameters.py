@@ -37,6 +37,8 @@ class Parameters:
         turn: Length of a turn; a park request takes effect at a turn's end.
         overlap: `sync`: a weight sync that never suspended the clocks ends in mid-snapshot. `training`: the
             engine switches to training before the snapshot's end, and back after it.
+        fail_row: Whether there are three rows instead of one, of which one fails on its first attempt.
+        hang: Whether the first try's last turn never ends, so that it can neither park nor finish.
         shards: Number of Gym's shards, where the NeMo RL under test has shards; the rollout is in the first.
 
     Raises:
@@ -53,25 +55,33 @@ class Parameters:
     turn: float = 20.0
     overlap: Overlap = Overlap.NONE
     shards: int = 1
+    fail_row: bool = False
+    hang: bool = False
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self) if field.name not in ("overlap", "shards")):
+        for name in (field.name for field in fields(self) if field.type in ("float", "float | None")):
             value = getattr(self, name)
             longest = LONGEST_PREPARE_S if name == "prepare_timeout" else LONGEST_S
+            # Also where it is no number at all, which compares to nothing.
             if value is not None and not 0 < value <= longest:
-                # Also where it is no number at all, which compares to nothing.
-                limit = "a number of seconds above 0"
-                raise _impossible(
-                    name, value, f"at most {longest:,.0f} seconds" if value > longest else limit
+                above = value > longest
+                self._refuse(
+                    name, f"at most {longest:,.0f} seconds" if above else "a number of seconds above 0"
                 )
-        if self.second_at < self.snapshot_at + self.snapshot_for:
-            over = f"at least {self.snapshot_at + self.snapshot_for:g}, when the first snapshot is over"
-            raise _impossible("second_at", self.second_at, over)
+        first_ends = self.snapshot_at + self.snapshot_for
+        if self.second_at < first_ends:
+            self._refuse("second_at", f"at least {first_ends:g}, when the first snapshot is over")
         # More turns than that would take minutes.
         if max(self.work_of(0), self.work_of(1)) / self.turn > 10_000:
-            raise _impossible("turn", self.turn, "at least a ten-thousandth of the work")
+            self._refuse("turn", "at least a ten-thousandth of the work")
         if not 1 <= self.shards <= MOST_SHARDS:
-            raise _impossible("shards", self.shards, f"1 to {MOST_SHARDS}")
+            self._refuse("shards", f"1 to {MOST_SHARDS}")
+
+    def _refuse(self, name: str, supported: str) -> None:
+        option, found = "--" + name.replace("_", "-"), f"{getattr(self, name):g}"
+        raise InvalidInputError(
+            f"cannot simulate {option}", found=found, supported=supported, advice=f"change {option}"
+        )
 
     def work_of(self, index: int) -> float:
         """Seconds of work of one try."""
@@ -79,10 +89,3 @@ class Parameters:
             return self.work
         # A second sampling of a slow rollout is seldom as slow.
         return 0.7 * self.work if self.retry_work is None else self.retry_work
-
-
-def _impossible(name: str, value: float, supported: str) -> InvalidInputError:
-    option = "--" + name.replace("_", "-")
-    return InvalidInputError(
-        f"cannot simulate {option}", found=f"{value:g}", supported=supported, advice=f"change {option}"
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+
+from nemo_rl_deadline_fix.replay.clock import now
 
 
 class EventKind(StrEnum):
@@ -13,11 +14,13 @@ class EventKind(StrEnum):
     TRY_STARTS = "try_starts"
     DEADLINE_FIRES = "deadline_fires"
     REPLY_READ = "reply_read"
+    ROW_FAILS = "row_fails"
     RUN_WAITS = "run_waits"
     RUN_STARTS = "run_starts"
     RUN_PARKED = "run_parked"
     RUN_RESUMES = "run_resumes"
     RUN_FINISHES = "run_finishes"
+    RUN_FAILS = "run_fails"
     RUN_ACKED = "run_acked"
     SNAPSHOT_BEGINS = "snapshot_begins"
     SNAPSHOT_COMMITTED = "snapshot_committed"
@@ -41,7 +44,8 @@ class Event:
         who: The actor.
         what: What it does, in words.
         kind: The same for programs.
-        number: The try's index or the snapshot's number, where the event is about one.
+        number: The try's or the snapshot's, where the event is about one.
+        row: The row's, where there are several.
     """
 
     at: float
@@ -49,13 +53,15 @@ class Event:
     what: str
     kind: EventKind
     number: int | None = None
+    row: int | None = None
 
 
-class Record(Protocol):
-    """Puts an event of this moment on the timeline."""
+class Timeline(list[Event]):
+    """The events of a simulation, which is called with the fields of one that happens now."""
 
-    def __call__(self, who: str, what: str, kind: EventKind, number: int | None = None) -> None:
-        """Take an event's fields; the timeline knows the time."""
+    def __call__(self, who: str, what: str, kind: EventKind, *about: int | None) -> None:
+        """Add an event of this moment."""
+        self.append(Event(now(), who, what, kind, *about))
 
 
 @dataclass(frozen=True)
@@ -84,19 +90,30 @@ class Attempt:
     acknowledged: bool
     error: str
 
+    @property
+    def in_words(self) -> str:
+        """How it ended for RL."""
+        if self.outcome == "timeout":
+            return f"timed out after {self.at:g} s while {self.state_when_given_up}"
+        if self.outcome == "failed":
+            return f"a row failed after {self.at:g} s, {self.error}"
+        return f"reply with reward {self.reward:g}"
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What became of them: read by RL, which ACKs them; given up, and ACKed all the same; never ACKed."""
+
+    read: int
+    acknowledged: int
+    stranded: int
+
 
 @dataclass(frozen=True)
 class Replay:
-    """What happened in one simulation.
+    """What happened in one simulation, up to who still holds the clocks when all is over.
 
-    Attributes:
-        events: The timeline.
-        snapshots: The snapshots in order.
-        attempts: The tries of the one rollout in order.
-        bodies_started: Number of tries that RL sent to Gym.
-        bodies_finished: Number of those that Gym ran to their end.
-        holders_left: Who still holds the clocks when all is over.
-        telemetry: What the controller logged.
+    A run that RL sends to Gym ends there, whether RL reads its reply or not, unless it hangs.
     """
 
     events: tuple[Event, ...]
@@ -104,15 +121,37 @@ class Replay:
     attempts: tuple[Attempt, ...]
     bodies_started: int
     bodies_finished: int
+    replies: Replies
     holders_left: tuple[str, ...]
     telemetry: tuple[dict[str, float], ...]
 
     @property
     def stalls(self) -> bool:
-        """Whether a reply that nobody will ever ACK stops a later snapshot."""
+        """Whether a reply that nobody will ever ACK stops a later snapshot, or a run that never parks."""
         last = self.snapshots[-1]
-        stranded = self.bodies_finished - sum(attempt.acknowledged for attempt in self.attempts)
-        return last.outcome != "committed" and last.completed_unacknowledged > 0 and stranded > 0
+        kept = last.completed_unacknowledged > 0 and self.replies.stranded > 0
+        return last.outcome != "committed" and (kept or self.hangs)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a run never ended."""
+        return self.bodies_finished < self.bodies_started
+
+    @property
+    def saved(self) -> str:
+        """How many of the snapshots were saved: `1 of 2`."""
+        return (
+            f"{sum(snapshot.outcome == 'committed' for snapshot in self.snapshots)} of {len(self.snapshots)}"
+        )
+
+    @property
+    def replies_in_words(self) -> str:
+        """What became of the replies."""
+        replies = self.replies
+        said = [f"{replies.read} read"]
+        said += [f"{replies.acknowledged} given up and ACKed"] * bool(replies.acknowledged)
+        said += [f"{replies.stranded} given up and not ACKed"] * bool(replies.stranded)
+        return ", ".join(said + ["a run hangs"] * self.hangs)
 
     @property
     def trouble(self) -> str:
@@ -121,14 +160,21 @@ class Replay:
             if attempt.state_when_given_up == "parked":
                 return f"RL gave up on try {attempt.index} at {attempt.at:g} s while a snapshot had it parked"
         if self.stalls:
-            failed = f"the snapshot at {self.snapshots[-1].at:g} s failed on a reply that nobody had ACKed"
-            late = [attempt.index for attempt in self.attempts if attempt.outcome == "timeout"]
-            if not late:
-                return failed
+            return f"the snapshot at {self.snapshots[-1].at:g} s failed on {self._cause()}"
+        held = ", ".join(self.holders_left)
+        return f"the clocks are still held by {held}" if held else ""
+
+    def _cause(self) -> str:
+        if self.hangs:
             return (
-                f"{failed}: try {late[0]} was too slow for its budget while it ran, which strands its reply "
-                "with the fix as without it"
+                "a run that never reaches a turn boundary: it cannot park, and it leaves no reply to ACK, so "
+                "this stall stays"
             )
-        if self.holders_left:
-            return f"the clocks are still held by {', '.join(self.holders_left)}"
-        return ""
+        kept = "a reply that nobody had ACKed"
+        for attempt in self.attempts:
+            if attempt.outcome == "timeout":
+                slow = f"try {attempt.index} was too slow for its budget while it ran"
+                return f"{kept}: {slow}, which strands its reply, whatever its clock does"
+            if attempt.outcome == "failed":
+                return f"{kept}: a row of try {attempt.index} failed, which strands its siblings' replies"
+        return kept

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from nemo_rl_deadline_fix.replay.clock import VirtualTime
@@ -69,17 +68,12 @@ class _Deadline:
             self._registry.add(self)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         assert self._timeout is not None
         if self._registry is not None:
             self._registry.discard(self)
         try:
-            await self._timeout.__aexit__(kind, error, traceback)
+            await self._timeout.__aexit__(*raised)
         except TimeoutError as expired:
             # A TimeoutError of the body's own is not the budget's.
             if not self._timeout.expired():
@@ -88,7 +82,7 @@ class _Deadline:
 
     def suspend(self) -> None:
         """Bank what is left and stop the clock."""
-        if self._timeout is None or self._remaining is not None or self._timeout.expired():
+        if self._timeout is None or self._timeout.expired():
             return
         when = self._timeout.when()
         if when is not None:
@@ -137,8 +131,6 @@ class SingleControllerActor:
         self._rollout_manager = manager
         self._gym = gym
         self._prepare_timeout_s = prepare_timeout_s
-        self._rollout_permitted = asyncio.Event()
-        self._rollout_permitted.set()
         self._gym_checkpoint_rollout_permitted = asyncio.Event()
         self._gym_checkpoint_rollout_permitted.set()
         self._pending_gym_checkpoint_release: _PendingGymCheckpointRelease | None = None

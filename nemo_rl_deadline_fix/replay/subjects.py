@@ -1,25 +1,19 @@
-"""The classes that a simulation runs on, and how the fix is put on them."""
+"""The classes that a simulation runs on, the fix put on them, and a controller built of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.replay import rl
-from nemo_rl_deadline_fix.wrapping import patch
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file that simulated code came from, with the line ranges that ran."""
-
-    path: str
-    lines: tuple[tuple[int, int], ...]
+from nemo_rl_deadline_fix.replay.parameters import Parameters
+from nemo_rl_deadline_fix.wrapping import acknowledges, patch
 
 
 @dataclass(frozen=True)
@@ -27,9 +21,8 @@ class Subject:
     """The classes under test.
 
     Attributes:
-        kind: `embedded`, `checkout` or `installed`.
-        path: Where they came from; "" for the embedded model.
-        files: The files and lines that run.
+        path: The tree that they came from; "" for the embedded model.
+        files: The files in it that were executed.
         registry: `RequestDeadlineRegistry`.
         deadline: `_Deadline`.
         timeout: `RolloutTimeout`.
@@ -39,9 +32,8 @@ class Subject:
         initialise: Does to a bare controller, given a config, what its own `__init__` does without cluster.
     """
 
-    kind: str
     path: str
-    files: tuple[SourceFile, ...]
+    files: tuple[str, ...]
     registry: type[Any]
     deadline: type[Any]
     timeout: type[BaseException]
@@ -54,7 +46,6 @@ class Subject:
 def embedded() -> Subject:
     """The embedded model: our own code, of upstream's shape, with upstream's defect."""
     return Subject(
-        kind="embedded",
         path="",
         files=(),
         registry=rl.RequestDeadlineRegistry,
@@ -69,43 +60,82 @@ def embedded() -> Subject:
     )
 
 
-def installed(controller: ModuleType, manager: ModuleType, initialise: Callable[[Any, Any], None]) -> Subject:
-    """The classes of an imported NeMo RL; `install()` puts the fix on them.
-
-    Raises:
-        AttributeError: It has another layout.
-    """
-    actor = getattr(controller, targets.CONTROLLER_CLASS)
-    metadata = getattr(actor, "__ray_metadata__", None)
-    return Subject(
-        kind="installed",
-        path=str(controller.__file__),
-        files=(),
-        registry=getattr(manager, targets.REGISTRY_CLASS),
-        deadline=getattr(manager, targets.DEADLINE_CLASS),
-        timeout=getattr(manager, targets.TIMEOUT_CLASS),
-        manager=getattr(manager, targets.MANAGER_CLASS),
-        controller=getattr(metadata, "modified_class", actor),
-        pending_release=controller._PendingGymCheckpointRelease,
-        initialise=initialise,
-    )
-
-
-def fixed(subject: Subject) -> Subject:
-    """The same subject with the run-time fix on a copy of its controller; the given one stays as it is."""
-    controller = copy_class(subject.controller)
-    patch(controller)
+def fixed(subject: Subject, *, acknowledge: bool = False) -> Subject:
+    """The same subject with the run-time fix on a subclass of its controller, which stays as it is."""
+    controller = type(subject.controller.__name__, (subject.controller,), {})
+    patch(controller, acknowledge=acknowledge)
     return replace(subject, controller=controller)
 
 
-def copy_class(cls: type[Any]) -> type[Any]:
-    """A class of its own with the same methods, the inherited ones included."""
-    members: dict[str, Any] = {}
-    for owner in reversed(cls.__mro__[:-1]):
-        members.update(vars(owner))
-    for name in ("__dict__", "__weakref__"):
-        members.pop(name, None)
-    return type(cls.__name__, (), members)
+class _Settings(SimpleNamespace):
+    """A config in which everything that was not set is off."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def build_controller(
+    subject: Subject,
+    gym: Sequence[Any],
+    parameters: Parameters,
+    *,
+    gate: asyncio.Event,
+    acknowledge: Callable[[], Awaitable[int]],
+    telemetry: list[dict[str, float]],
+    ledger: Any = None,
+) -> Any:
+    """Build a controller: its own `__init__` as far as that needs no cluster, and stand-ins for the cluster.
+
+    Args:
+        subject: Whose classes to build.
+        gym: The actors in front of Gym's shards.
+        parameters: Where the config's numbers come from.
+        gate: The gate of Gym snapshots, open.
+        acknowledge: Stands for the flush of ACKs.
+        telemetry: Takes the metrics that the controller logs.
+        ledger: What RL can still use, for a controller that acknowledges what RL has given up on.
+    """
+    manager: Any = object.__new__(subject.manager)
+    setattr(manager, targets.REGISTRY, subject.registry())
+    snapshots = _Settings(
+        prepare_timeout_s=parameters.prepare_timeout,
+        participant_checkpointing_enabled=True,
+        generation_prefix_cuts_enabled=False,
+    )
+    config = _Settings(rollout_checkpointing=_Settings(gym=snapshots))
+    shards = SimpleNamespace(
+        checkpoint_instances=tuple((f"gym-{number}", actor) for number, actor in enumerate(gym)),
+        checkpoint_relative_dir=lambda label: label,
+    )
+    controller: Any = object.__new__(subject.controller)
+    subject.initialise(controller, config)
+    vars(controller).update(
+        {
+            targets.MANAGER: manager,
+            targets.GATE: gate,
+            targets.TELEMETRY: lambda metrics, **_: telemetry.append(dict(metrics)),
+            "_master_config": config,
+            "_train_steps": 0,
+            "_env_handles": {"nemo_gym": gym[0]},
+            "_gym_checkpoint_topology": SimpleNamespace(validate_checkpoint_participants=lambda _: None),
+            "_nemo_gym_checkpoint_actor": lambda: gym[0],
+            "_nemo_gym_checkpoint_shards": lambda: shards,
+            "_nemo_gym_checkpoint_instances": lambda: shards.checkpoint_instances,
+            "_flush_completed_gym_acknowledgements": acknowledge,
+            "_clear_generation_cut_staging_rows": _nothing,
+        }
+    )
+    if acknowledges(subject.controller):
+        setattr(controller, targets.LEDGER, ledger)
+    return controller
+
+
+def holders_left(registry: Any) -> tuple[str, ...]:
+    """Who still holds a registry's clocks: by name where it knows names."""
+    names = getattr(registry, "holders", None) or getattr(registry, "_holders", None) or ()
+    if registry.suspended and not names:
+        return ("(unnamed)",)
+    return tuple(sorted(names))
 
 
 def leaf(error: BaseException) -> BaseException:
@@ -118,15 +148,7 @@ def leaf(error: BaseException) -> BaseException:
 
 
 def cannot_simulate(path: str, found: str | BaseException) -> UnsupportedTargetError:
-    """The error for code that a simulation cannot run.
-
-    Args:
-        path: The code's file or tree; "" for none.
-        found: What was found there, or the error that it ended with.
-
-    Returns:
-        The error, to be raised.
-    """
+    """The error for code that cannot be run, with what was found, or the error that it ended with."""
     if isinstance(found, BaseException):
         cause = leaf(found)
         found = f"{type(cause).__name__}: {cause}"
@@ -136,3 +158,7 @@ def cannot_simulate(path: str, found: str | BaseException) -> UnsupportedTargetE
         supported="a controller, registry and deadline like those of NeMo RL's pin 98b3b6c",
         advice=f"run `nemo-rl-deadline-fix check {path or 'PATH'}` and report what both print",
     )
+
+
+async def _nothing(*_: Any) -> None:
+    """Nothing is in the cluster that is not there."""

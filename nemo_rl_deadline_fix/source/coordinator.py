@@ -11,15 +11,11 @@ from collections.abc import Iterator
 from nemo_rl_deadline_fix.source.manager import manager_sites, takes_names
 from nemo_rl_deadline_fix.source.reading import Source
 from nemo_rl_deadline_fix.source.sites import Rule, Site, State
-from nemo_rl_deadline_fix.targets import RESUME, SUSPEND
+from nemo_rl_deadline_fix.targets import NOT_MENDED, RESUME, SUSPEND
 
 DISPATCH_GATE = "RolloutDispatchAdmissionGate"
 """Its gate, a class beside the manager; `closed()` keeps it closed for a block."""
 MIXED = "a controller of one line of NeMo RL with a manager of another"
-_UPDATE = (
-    "in a form that this package does not mend: NeMo RL has the fix itself from a newer version on "
-    "(named holders); update NeMo RL"
-)
 
 
 def coordinator_sites(controller: Source) -> list[Site]:
@@ -40,7 +36,7 @@ def coordinator_state(controller: Source, manager: Source, sites: list[Site]) ->
     named, calls = takes_names(manager), len(list(_named_calls(controller.module)))
     one_flag = {site.state for site in manager_sites(manager) if site.required} == {State.AFFECTED}
     if held == {State.AFFECTED} and one_flag and not calls:
-        return State.AFFECTED, _UPDATE
+        return State.AFFECTED, f"{NOT_MENDED}; update NeMo RL"
     if held == {State.FIXED} and named and calls == 2 * len(sites):
         return State.FIXED, f"by NeMo RL itself ({sites[0].where})"
     mixed = (held == {State.FIXED}) is not named

@@ -24,15 +24,16 @@ from nemo_rl_deadline_fix.source.sites import Site, State
 from nemo_rl_deadline_fix.targets import (
     CONTROLLER_CLASS,
     CONTROLLER_FILE,
+    DOCUMENTED,
     MANAGER_FILE,
     METHODS,
+    NIGHTLY_FILES,
     SNAPSHOT_FILES,
     SNAPSHOT_NAMES,
 )
 
 _LEGACY = "nemo_rl/algorithms/grpo.py"
 """What every NeMo RL has, those without a single controller too."""
-_NIGHTLY = tuple(name for name in SNAPSHOT_FILES if "checkpointing" in name)
 
 
 class Line(StrEnum):
@@ -122,9 +123,9 @@ def _in_another_form(tree: Tree, speaking: list[str]) -> _Judged:
         both = any(f"def {name}(" in controller.text for name in METHODS)
         if not both and (sites := coordinator_sites(controller)):
             return Line.COORDINATOR, *coordinator_state(controller, manager, sites), sites
-    nightly = [name for name in speaking if name in _NIGHTLY]
+    nightly = [name for name in speaking if name in NIGHTLY_FILES]
     if nightly and manager and takes_names(manager):
-        detail = f"Gym snapshots in {nightly[0]}: NeMo RL's documentation says that it is fixed"
+        detail = f"Gym snapshots in {nightly[0]}: {DOCUMENTED}"
         return Line.COORDINATOR, State.UNKNOWN, detail, []
     others = f" and {len(speaking) - 1} more" if len(speaking) > 1 else ""
     detail = f"Gym snapshots in a form that this package does not know: {speaking[0]}{others}"

@@ -43,24 +43,22 @@ def _fix(module):
         refused, line = launching.fix(module, START_PATH)
     except Exception as error:
         refused = True
-        line = "the fix cannot be put on in this Python; found: %s: %s; do this: install %s into %s" % (
-            type(error).__name__,
-            " ".join(str(error).split()),
-            NAME,
-            sys.prefix,
-        )
-    if not refused:
-        # In a worker the module says nothing of the actor: its class came from the driver, fixed or not.
-        if not _is_ray_worker():
-            _log(INFO, line)
-    elif os.environ.get(BEST_EFFORT):
-        _log(WARNING, "rollout clocks will NOT stop during Gym snapshots: " + line)
-    elif _is_ray_worker():
-        _log(ERROR, "rollout clocks will NOT stop during Gym snapshots: " + line)
-    else:
+        found = "%s: %s" % (type(error).__name__, " ".join(str(error).split()))
+        line = "the fix cannot be put on in this Python; found: %s; do this: install %s into %s"
+        line %= (found, NAME, sys.prefix)
+    # By this name Ray starts its workers.
+    worker = os.path.basename("".join(sys.argv[:1])) == "default_worker.py"
+    best_effort = os.environ.get(BEST_EFFORT)
+    if refused and (worker or best_effort):
+        line = "rollout clocks will NOT stop during Gym snapshots: " + line
+        _log(WARNING if best_effort else ERROR, line)
+    elif refused:
         _write(line + ", or go on without the fix by `run --best-effort`")
         # Not a typed error, which an `except Exception` of the script would swallow.
         raise SystemExit(2)
+    elif not worker:
+        # In a worker the module says nothing of the actor: its class came from the driver, fixed or not.
+        _log(INFO, line)
 
 
 def _tell_missed(hook):
@@ -70,11 +68,6 @@ def _tell_missed(hook):
             "NeMo RL's controller was imported past the fix, which stayed off; do this: call "
             "nemo_rl_deadline_fix.install() in the script before it makes the controller actor"
         )
-
-
-def _is_ray_worker():
-    # type: () -> bool
-    return os.path.basename("".join(sys.argv[:1])) == "default_worker.py"
 
 
 def _log(level, line):

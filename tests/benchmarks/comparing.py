@@ -65,7 +65,7 @@ class Turns:
     """One round after the other, in each of which everything has its turn, in alternating order."""
 
     def __init__(self, things: Mapping[str, Callable[[], float]], samples: Samples) -> None:
-        self._orders = cycle((list(things.items()), list(reversed(things.items()))))
+        self._orders = cycle((list(things.items()), list(things.items())[::-1]))
         self._samples = samples
 
     def __call__(self) -> None:

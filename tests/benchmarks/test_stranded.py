@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from nemo_rl_deadline_fix import stranded
+from nemo_rl_deadline_fix.replay.ledger import RolloutRecoveryLedger
 from tests.benchmarks.comparing import timed
 from tests.benchmarks.conftest import Comparison
 from tests.support import chaos
-from tests.support.recovery_ledger import RolloutRecoveryLedger
 
 SEEDS = (11, 21, 22, 23, 24)
 ROWS = 8

@@ -20,10 +20,9 @@ import pytest
 
 from nemo_rl_deadline_fix import targets
 from nemo_rl_deadline_fix.replay import clock
-from nemo_rl_deadline_fix.replay.building import build_controller, holders_left
 from nemo_rl_deadline_fix.replay.clock import now
 from nemo_rl_deadline_fix.replay.parameters import Parameters
-from nemo_rl_deadline_fix.replay.subjects import Subject
+from nemo_rl_deadline_fix.replay.subjects import Subject, build_controller, holders_left
 from tests.support.await_sites import Site, all_sites, methods_of, site, waiting
 
 STEP_S = 1.0

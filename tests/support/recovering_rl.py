@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nemo_rl_deadline_fix import stranded
+from nemo_rl_deadline_fix.replay.ledger import Receipt, RolloutRecoveryLedger, as_object
 from nemo_rl_deadline_fix.replay.rl import (
     RolloutManager,
     RolloutTimeout,
@@ -24,10 +25,21 @@ from nemo_rl_deadline_fix.replay.rl import (
 from nemo_rl_deadline_fix.targets import PREPARE
 from nemo_rl_deadline_fix.wrapping import patch
 from tests.support.gym_agents import AgentServer, Clock, GymError, Handle, Key, NemoGym, Work
-from tests.support.recovery_ledger import Receipt, RolloutRecoveryLedger, as_object
 
 Plan = Callable[[int, int], Work]
 """What a row does, by its number and its attempt index."""
+
+
+def as_tuple(agent: str, receipt: Receipt) -> Any:
+    """An outbox entry of version A."""
+    identity = receipt["result_identity"], receipt["result_digest"]
+    place = receipt["rollout_id"], receipt["attempt_index"]
+    return (*place, agent, receipt["execution_generation"], *identity, None, None)
+
+
+def as_flat_object(agent: str, receipt: Receipt) -> Any:
+    """An outbox entry that has the receipt's fields itself."""
+    return SimpleNamespace(agent_name=agent, **receipt)
 
 
 class Controller(SingleControllerActor):

@@ -38,9 +38,11 @@ class Group:
     atomic: bool = False
 
     def rollout_id(self, number: int) -> str:
+        """Of one sibling."""
         return f"{self.group_id}_g{number}"
 
     def current(self, number: int) -> Attempt:
+        """The last attempt of one sibling."""
         return self.siblings[number].attempts[-1]
 
     def keys(self) -> list[Key]:
@@ -48,20 +50,8 @@ class Group:
         return [(self.rollout_id(n), self.current(n).attempt_index) for n in range(len(self.siblings))]
 
 
-def as_tuple(agent: str, receipt: Receipt) -> Any:
-    """An outbox entry of version A."""
-    identity = receipt["result_identity"], receipt["result_digest"]
-    place = receipt["rollout_id"], receipt["attempt_index"]
-    return (*place, agent, receipt["execution_generation"], *identity, None, None)
-
-
-def as_flat_object(agent: str, receipt: Receipt) -> Any:
-    """An outbox entry that has the receipt's fields itself."""
-    return SimpleNamespace(agent_name=agent, **receipt)
-
-
 def as_object(agent: str, receipt: Receipt) -> Any:
-    """An outbox entry of later versions: it has a receipt."""
+    """An outbox entry as later versions of NeMo RL have it: it has a receipt."""
     return SimpleNamespace(agent_name=agent, receipt=SimpleNamespace(**receipt))
 
 
