@@ -113,7 +113,7 @@ def test_0001_goes_where_it_belongs_or_nowhere(tmp_path: Path, way: str) -> None
     assert "offset" not in put_on(root, way)
     assert survey(root).state is State.FIXED
     taken = refused = 0
-    for seed in range(30):
+    for seed in range(16):
         before = {name: drifted(text, seed) for name, text in base.items()}
         for name, text in before.items():
             (root / name).write_text(text)
@@ -209,6 +209,7 @@ def unit_tests(root: Path) -> dict[str, str]:
     return {name: outcome for outcome, name in outcomes}
 
 
+@pytest.mark.slow
 def test_0002_is_red_before_0001_and_green_after(tmp_path: Path) -> None:
     """All of its tests really run, on a tree of the base's shape; each fails without the fix."""
     root = make_tree(tmp_path)

@@ -10,7 +10,6 @@ import pytest
 from nemo_rl_deadline_fix.errors import UnsupportedTargetError
 from nemo_rl_deadline_fix.source import Rule, State, TreeReport, survey
 from nemo_rl_deadline_fix.source.checkout import Plan, plan, plan_revert
-from nemo_rl_deadline_fix.source.sites import Kind
 from tests.support.fixture_trees import (
     CLEAR,
     CONTROLLER,
@@ -64,10 +63,10 @@ def test_sites_are_told_with_the_line_they_are_on(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     lines = {name: (root / name).read_text().splitlines() for name in (CONTROLLER, MANAGER)}
     signs = {
-        Kind.CLOSE: CLEAR,
-        Kind.REOPEN: SET,
-        Kind.CALL: "_request_deadlines()",
-        Kind.REARM: "reschedule(",
+        "close": CLEAR,
+        "reopen": SET,
+        "call": "_request_deadlines()",
+        "rearm": "reschedule(",
     }
     for site in survey(root).sites:
         name, _, line = site.where.rpartition(":")
@@ -78,7 +77,7 @@ def test_sites_are_told_with_the_line_they_are_on(tmp_path: Path) -> None:
 def test_calls_of_training_and_refit_are_information(tmp_path: Path, fixed: bool) -> None:
     """They alone are shown, argument-free as they are, and do not count for the tree."""
     report = survey(make_tree(tmp_path, "refit_suspends", fixed=fixed))
-    calls = [site for site in report.sites if site.kind is Kind.CALL]
+    calls = [site for site in report.sites if site.kind == "call"]
     assert [(site.name.rpartition(".")[2], site.found.rpartition(".")[2]) for site in calls] == [
         ("_train_chunk", "suspend_request_deadlines()"),
         ("_sync_weights", "suspend_request_deadlines()"),

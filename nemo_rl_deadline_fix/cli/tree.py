@@ -11,7 +11,7 @@ import click
 
 from nemo_rl_deadline_fix.cli.printing import print_json, printable, say, show
 from nemo_rl_deadline_fix.errors import InvalidInputError
-from nemo_rl_deadline_fix.source import Line, Rule, Site, State, TreeReport, survey
+from nemo_rl_deadline_fix.source import OPTIONAL, Line, Rule, State, TreeReport, survey
 
 EXIT_CODES = {
     State.FIXED: 0,
@@ -24,22 +24,16 @@ _MEANING = {
     State.FIXED: "the rollout clocks stop while a Gym snapshot keeps admission closed",
     State.AFFECTED: "a slow Gym snapshot makes RL give up on parked rollouts, and blocks later snapshots",
 }
-_STYLES = {
-    State.FIXED: "green",
-    State.NOT_APPLICABLE: "green",
-    State.AFFECTED: "red",
-    State.PARTLY_FIXED: "yellow",
-    State.UNKNOWN: "yellow",
-    State.INFORMATION: "dim",
-}
-_OPTIONAL_RULES = (Rule.DF004,)
+_SITE_KEYS = ("rule", "kind", "file", "line", "name", "state", "required", "expected", "found")
+_COLOURS = ("green", "red", "yellow")
+"""By exit code."""
 
 _PATH_HELP = "PATH: a NeMo RL checkout, its nemo_rl folder, an installed one, or one of the two files."
 _path = click.argument("path", metavar="[PATH]", default=".", type=click.Path(path_type=Path))
 _without = click.option(
     "--without",
     multiple=True,
-    type=click.Choice([rule.value for rule in Rule]),
+    type=click.Choice([rule.value for rule in OPTIONAL]),
     metavar="RULE",
     help="Leave out an optional rule (DF004: the edge of nothing left).",
 )
@@ -136,26 +130,13 @@ def apply(path: Path, without: tuple[str, ...], revert: bool, dry_run: bool) -> 
         write(planned.changes)
     verb = "revert" if revert else "fix"
     done = f"would {verb}" if dry_run else {"fix": "fixed", "revert": "reverted"}[verb]
-    for change in planned.changes:
-        print(f"{done} {change.source.name}")
+    for source, _ in planned.changes:
+        print(f"{done} {source.name}")
     return 0
 
 
 def _rules(without: tuple[str, ...]) -> frozenset[Rule]:
-    left_out = {Rule(name) for name in without}
-    needed = sorted(left_out.difference(_OPTIONAL_RULES))
-    if needed:
-        raise InvalidInputError(
-            f"{' and '.join(needed)} cannot be left out",
-            found="a rule that the fix needs",
-            supported=f"--without {' or '.join(_OPTIONAL_RULES)}",
-        )
-    return frozenset(Rule) - left_out
-
-
-def _verdict(report: TreeReport) -> str:
-    meaning = report.detail or _MEANING.get(report.state, "")
-    return f"{report.state}: {meaning}"
+    return frozenset(Rule).difference(without)
 
 
 def _nothing_to(do: str, report: TreeReport) -> str:
@@ -174,32 +155,32 @@ def _next(report: TreeReport, path: Path) -> str:
 
 
 def _print(report: TreeReport, path: Path) -> None:
-    show(_verdict(report), f"bold {_STYLES[report.state]}")
+    verdict = f"{report.state}: {report.detail or _MEANING.get(report.state, '')}"
+    show(printable(verdict), f"bold {_style(report.state)}")
     if command := _next(report, path):
         # Not folded, so that it can be pasted.
         print(f"    {printable(command)}")
     if report.sites:
-        print(f"\nin {printable(str(report.root))}:")
+        print(f"\nin {printable(str(report.tree.root))}:")
     for site in report.sites:
         rule = f"{site.rule} " if site.rule else ""
-        optional = "" if site.required or site.rule is None else ", optional"
+        optional = ", optional" if site.rule in OPTIONAL else ""
         head = f"{site.where}: {rule}{site.state}{optional}:"
-        show(f"{head} {site.name}: {site.found}", _STYLES[site.state], later="    ")
+        show(printable(f"{head} {site.name}: {site.found}"), _style(site.state), later="    ")
         if site.state in (State.AFFECTED, State.UNKNOWN):
-            show(f"expected: {site.expected}", first="    ", later="      ")
+            show(printable(f"expected: {site.expected}"), first="    ", later="      ")
+
+
+def _style(state: State) -> str:
+    return _COLOURS[EXIT_CODES[state]] if state in EXIT_CODES else "dim"
 
 
 def _as_dict(report: TreeReport) -> dict[str, Any]:
     return {
-        "root": str(report.root),
+        "root": str(report.tree.root),
         "line": report.line,
         "state": report.state,
         "detail": report.detail,
-        "files": [str(file) for file in (report.controller, report.manager) if file is not None],
-        "sites": [_site(site) for site in report.sites],
+        "files": [str(source.path) for source in report.tree.sources.values()],
+        "sites": [{key: getattr(site, key) for key in _SITE_KEYS} for site in report.sites],
     }
-
-
-def _site(site: Site) -> dict[str, Any]:
-    keys = ("rule", "kind", "file", "line", "name", "state", "required", "expected", "found")
-    return {key: getattr(site, key) for key in keys}

@@ -20,7 +20,7 @@ from nemo_rl_deadline_fix.replay.verdict import Form, Verdict, Verification
 from nemo_rl_deadline_fix.shapes import State, classify
 
 if TYPE_CHECKING:
-    from nemo_rl_deadline_fix.source import TreeReport
+    from nemo_rl_deadline_fix.source.reading import Tree
 
 
 def of_embedded(parameters: Parameters) -> Verification:
@@ -42,22 +42,23 @@ def of_checkout(path: Path, parameters: Parameters, kind: str = "checkout") -> V
     """
     from nemo_rl_deadline_fix.source import Line, survey
 
-    tree = survey(path)
-    if tree.line is Line.GATE:
-        subject = _subject(tree)
+    report = survey(path)
+    if report.line is Line.GATE:
+        subject = _subject(report.tree)
         if parameters.fail_row and hasattr(subject.controller, targets.GYM_ACTORS):
             found = "a version that reads every row of a group before it raises a row's error"
-            raise _cannot_play("--fail-row", tree.root, found)
+            raise _cannot_play("--fail-row", report.tree.root, found)
         return _verify(kind, subject, parameters)
     for road, wanted in (("--fail-row", parameters.fail_row), ("--hang", parameters.hang)):
         if wanted:
-            raise _cannot_play(road, tree.root, tree.detail.rstrip("."))
+            raise _cannot_play(road, report.tree.root, report.detail.rstrip("."))
     judged = {
         "not_applicable": Verdict.NOT_APPLICABLE,
         "fixed": Verdict.ALREADY_FIXED,
         "unknown": Verdict.UNDECIDED,
-    }.get(tree.state.value, Verdict.OTHER_FORM)
-    return Verification(kind, str(tree.root), parameters, judged=judged, detail=tree.detail.rstrip("."))
+    }.get(report.state.value, Verdict.OTHER_FORM)
+    detail = report.detail.rstrip(".")
+    return Verification(kind, str(report.tree.root), parameters, judged=judged, detail=detail)
 
 
 def installed_package() -> Path:
@@ -86,7 +87,7 @@ def subject_of(path: Path) -> Subject:
     """
     from nemo_rl_deadline_fix.source import survey
 
-    return _subject(survey(path))
+    return _subject(survey(path).tree)
 
 
 def refusal(subject: Subject) -> str | None:
@@ -106,12 +107,12 @@ def _cannot_play(what: str, path: object, found: str) -> InvalidInputError:
     )
 
 
-def _subject(tree: TreeReport) -> Subject:
+def _subject(tree: Tree) -> Subject:
     from nemo_rl_deadline_fix.replay import loading
 
     if tree.controller is None or tree.manager is None:
         raise cannot_simulate(str(tree.root), "one of the two files alone")
-    return loading.load(tree.root, tree.controller, tree.manager)
+    return loading.load(tree.root, tree.controller.path, tree.manager.path)
 
 
 def _verify(kind: str, subject: Subject, parameters: Parameters) -> Verification:

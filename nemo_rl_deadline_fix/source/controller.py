@@ -1,20 +1,19 @@
 """The controller's side of the fix: every statement that closes or reopens the snapshot gate.
 
 The clocks are held right above each close and released right below each reopening, so that no other task
-can run in between. Whatever else is done with the gate or with the clocks may have any effect: it is unknown.
+can run in between. The gate may be made in `__init__`, read, and given a local name. Whatever else is done
+with it or with the clocks may have any effect: it is unknown.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from operator import attrgetter
 
 from nemo_rl_deadline_fix.source.reading import Source
 from nemo_rl_deadline_fix.source.sites import (
     Function,
     Kind,
-    Place,
     Rule,
     Site,
     State,
@@ -29,7 +28,8 @@ WAIT = "_wait_for_rollout_admission"
 """Where rollouts wait for both gates."""
 _CLOCKS = (SUSPEND, RESUME, REGISTRY)
 _NO_BINDING = (ast.Attribute, ast.Constant, ast.keyword)
-_CHANGED = f"{GATE} closed and reopened by plain statements"
+_PLAIN = f"{GATE} made and set in __init__, closed and reopened by statements with lines of their own"
+_KINDS: tuple[Kind, Kind] = ("close", "reopen")
 _OTHERS = f"no call about the clocks apart from {GATE}, but without a name"
 
 
@@ -42,210 +42,135 @@ class _Controller:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, tuple[str, Function | None]] = {source.module: ("", None)}
+        """By node: the class that it is in, or "", and the function, not one inside of another."""
         todo: list[ast.AST] = [source.module]
         for node in todo:
+            owner, function = self._scopes[node]
+            if function is None:
+                owner = node.name if isinstance(node, ast.ClassDef) else owner
+                function = node if isinstance(node, Function) else None
             for child in ast.iter_child_nodes(node):
-                self._parents[child] = node
+                self._parents[child], self._scopes[child] = node, (owner, function)
                 todo.append(child)
-        self._words = [node for node in self._parents if _is_word(node)]
-        self._aliases = dict(self._find_aliases())
+        self._gates = [node for node in self._parents if _word(node) == GATE]
+        self._aliases = {(self._scopes[gate][1], self._alias(gate)): gate for gate in self._gates}
+        """Gates by function and local name: `gate = self._gym_checkpoint_...`."""
         self._ours: set[ast.AST] = set()
 
     def sites(self) -> list[Site]:
-        names = {name for _, name in self._aliases}
-        local = [node for node in self._parents if isinstance(node, ast.Name) and node.id in names]
-        gates = [site for node in (*self._words, *local) for site in self._gate(node)]
+        local = [node for node in self._parents if isinstance(node, ast.Name) and self._receiver(node)]
+        gates = [site for node in (*self._gates, *local) if (site := self._gate(node))]
         if not gates:
             return []
-        gates += [
-            self._unknown(
-                self._source.module, "none outside __init__", kind, f"a statement that {verb} {GATE}"
-            )
-            for kind, verb in ((Kind.CLOSE, "closes"), (Kind.REOPEN, "reopens"))
-            if not any(site.kind is kind for site in gates)
-        ]
-        calls = [site for node in self._words if node not in self._ours for site in self._clocks(node)]
+        for kind in {*_KINDS}.difference(site.kind for site in gates):
+            expected = f"a statement that {kind}s {GATE}"
+            gates.append(self._unknown(self._source.module, expected, kind, "none outside __init__"))
+        calls = [self._clocks(node) for node in self._parents if _is_clocks(node) and node not in self._ours]
         return [*sorted(gates, key=attrgetter("line")), *sorted(calls, key=attrgetter("line"))]
 
-    # Who stands where.
+    def _alias(self, gate: ast.AST) -> str:
+        """The one local name that a statement binds, once, to the gate and to nothing else; or ""."""
+        _, function = self._scopes[gate]
+        match self._parents[gate]:
+            case ast.Assign(targets=[ast.Name(name)], value=value) | ast.AnnAssign(
+                ast.Name(name), value=value
+            ):
+                return name if value is gate and function and _bindings(function, name) == 1 else ""
+        return ""
 
-    def _function(self, node: ast.AST) -> Function | None:
-        """The function that a node is in, not one inside of another."""
-        found = None
-        while node in self._parents:
-            node = self._parents[node]
-            found = node if isinstance(node, Function) else found
-        return found
+    def _receiver(self, gate: ast.AST) -> ast.expr | None:
+        """Whose gate an attribute or a local name is; None where it is no gate, or a string."""
+        if isinstance(gate, ast.Name) and isinstance(gate.ctx, ast.Load):
+            gate = self._aliases.get((self._scopes[gate][1], gate.id), gate)
+        return gate.value if isinstance(gate, ast.Attribute) else None
 
-    def _owner(self, node: ast.AST) -> str:
-        """The class that a node is in, or ""."""
-        while node in self._parents and not isinstance(node, ast.ClassDef):
-            node = self._parents[node]
-        return getattr(node, "name", "")
+    def _gate(self, gate: ast.AST) -> Site | None:
+        """The site of one use of the gate; None where that is none of the fix's business."""
+        _, function = self._scopes[gate]
+        receiver = self._receiver(gate)
+        if receiver is not None and function is not None:
+            if _only_waits(function):
+                return None
+            if _has_a_name(receiver, function):
+                return self._use(gate, ast.unparse(receiver), function)
+        return self._unknown(gate, _PLAIN)
 
-    def _find_aliases(self) -> Iterator[tuple[tuple[Function | None, str], ast.expr]]:
-        """Local names for the gate, bound once: `gate = self._gym_checkpoint_rollout_permitted`."""
-        for node in self._words:
-            if not (isinstance(node, ast.Attribute) and node.attr == GATE):
-                continue
-            function, name = self._function(node), _bound_to(node, self._parents[node])
-            if function is not None and name and _bindings(function, name) == 1:
-                yield (function, name), node.value
+    def _use(self, gate: ast.AST, receiver: str, function: Function) -> Site | None:
+        verb, used = self._call(gate)
+        if verb in ("is_set", "wait") or (isinstance(gate, ast.Attribute) and self._alias(gate)):
+            return None
+        plain = used if isinstance(used, ast.Expr) and stands_alone(self._source, used) else None
+        if function.name == "__init__" and self._scopes[function][0] == CONTROLLER_CLASS:
+            made = plain if verb == "set" else not verb and _is_assigned(gate, used)
+            return None if made and used in function.body else self._unknown(gate, _PLAIN)
+        if plain and verb in ("set", "clear") and f".{MANAGER}" in self._source.text:
+            return self._change(plain, verb, receiver)
+        return self._unknown(gate, _PLAIN)
 
-    # The gate.
-
-    def _gate(self, node: ast.AST) -> Iterator[Site]:
-        if isinstance(node, ast.Constant) and node.value == GATE:
-            yield self._unknown(node, f"{GATE} named in a string")
-            return
-        receiver = self._receiver(node)
-        function = self._function(node) if receiver is not None else None
-        if receiver is None or (function is not None and _only_waits(function)):
-            return
-        if function is None or not _has_a_name(receiver, function):
-            yield self._unknown(node, f"{GATE} outside of a function, or of an object without a name")
-        elif not self._reads(node, function) and not self._makes(node, function):
-            yield self._change(node, ast.unparse(receiver), function)
-
-    def _receiver(self, node: ast.AST) -> ast.expr | None:
-        """Whose gate a node is; None where it is no gate."""
-        if isinstance(node, ast.Attribute) and node.attr == GATE:
-            return node.value
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            return self._aliases.get((self._function(node), node.id))
-        return None
-
-    def _reads(self, gate: ast.AST, function: Function) -> bool:
-        use = self._parents[gate]
-        verb, _ = self._call(gate)
-        return verb in ("is_set", "wait") or (function, _bound_to(gate, use)) in self._aliases
-
-    def _makes(self, gate: ast.AST, function: Function) -> bool:
-        """Whether this is where `__init__` makes the gate, or sets it."""
-        if function.name != "__init__" or self._owner(function) != CONTROLLER_CLASS:
-            return False
-        use = self._parents[gate]
-        verb, statement = self._call(gate)
-        if isinstance(use, ast.Assign | ast.AnnAssign) and use.value is not gate:
-            return use in function.body
-        return verb == "set" and statement in function.body and self._stands_alone(statement)
-
-    def _call(self, gate: ast.AST) -> tuple[str, ast.AST | None]:
-        """What is called on the gate, and the node around that call; "" where nothing is."""
+    def _call(self, gate: ast.AST) -> tuple[str, ast.AST]:
+        """What is called on the gate, and the node around that call; or "", and that around the gate."""
         use = self._parents[gate]
         call = self._parents.get(use)
         if isinstance(use, ast.Attribute) and isinstance(call, ast.Call) and call.func is use:
             return use.attr, self._parents[call]
-        return "", None
+        return "", use
 
-    def _change(self, gate: ast.AST, receiver: str, function: Function) -> Site:
-        verb, statement = self._call(gate)
-        if trouble := self._trouble(verb, statement, function):
-            return self._unknown(gate, trouble)
-        assert isinstance(statement, ast.Expr)
-        forward, kind = (SUSPEND, Kind.CLOSE) if verb == "clear" else (RESUME, Kind.REOPEN)
+    def _change(self, statement: ast.stmt, verb: str, receiver: str) -> Site:
+        closes = verb == "clear"
+        forward = SUSPEND if closes else RESUME
         call = f'{receiver}.{MANAGER}.{forward}("{HOLDER}")'
-        if kind is Kind.CLOSE:
-            place, side, beside = lines_before(self._source, statement, [call], WHY), "above", -1
+        if closes:
+            place, side, beside = lines_before(self._source, statement, call, WHY), "above", -1
         else:
             place, side, beside = line_after(self._source, statement, call), "below", 1
-        ours = self._neighbour(statement, beside)
-        fixed = ours is not None and ast.unparse(ours) == call.replace('"', "'")
-        if ours is not None and fixed:
-            self._ours.update(ast.walk(ours))
-        return self._site(
-            Rule.DF003,
-            kind,
-            statement,
-            State.FIXED if fixed else State.AFFECTED,
-            f"{forward}({HOLDER!r})" if fixed else "no such call",
-            f"{call} right {side} {GATE}.{verb}()",
-            place,
+        (block,) = (
+            block
+            for _, block in ast.iter_fields(self._parents[statement])
+            if isinstance(block, list) and statement in block
         )
+        at = block.index(statement) + beside
+        fixed = [ast.unparse(node) for node in block[at : at + 1]] == [call.replace('"', "'")]
+        if fixed:
+            self._ours.update(ast.walk(block[at]))
+        state, found = (State.FIXED, f"{forward}({HOLDER!r})") if fixed else (State.AFFECTED, "no such call")
+        expected = f"{call} right {side} {GATE}.{verb}()"
+        return Site(Rule.DF003, _KINDS[not closes], *self._where(statement), state, found, expected, (place,))
 
-    def _trouble(self, verb: str, statement: ast.AST | None, function: Function) -> str:
-        """Why no call can be put beside a use of the gate, or ""."""
-        if verb not in ("set", "clear"):
-            return f"{GATE} used otherwise than by set(), clear(), wait() and is_set()"
-        if function.name == "__init__" and self._owner(function) == CONTROLLER_CLASS:
-            return f"{GATE} more than made and set in __init__"
-        if not self._stands_alone(statement):
-            return f"{GATE}.{verb}() that is not a statement with lines of its own"
-        if f".{MANAGER}" not in self._source.text:
-            return f"a controller without {MANAGER}"
-        return ""
-
-    def _stands_alone(self, statement: ast.AST | None) -> bool:
-        return isinstance(statement, ast.Expr) and stands_alone(self._source, statement)
-
-    def _neighbour(self, statement: ast.stmt, distance: int) -> ast.stmt | None:
-        for _, block in ast.iter_fields(self._parents[statement]):
-            if isinstance(block, list) and statement in block:
-                index = block.index(statement) + distance
-                return block[index] if 0 <= index < len(block) else None
-        return None
-
-    # The clocks.
-
-    def _clocks(self, node: ast.AST) -> Iterator[Site]:
+    def _clocks(self, node: ast.AST) -> Site:
         """What else is about the clocks. Training and refit name no holder, and stay as they are."""
-        if isinstance(node, ast.Constant) and node.value in _CLOCKS:
-            yield self._unknown(node, f"{node.value} named in a string", Kind.CALL, _OTHERS)
-        elif isinstance(node, ast.Attribute) and node.attr != GATE:
-            call = self._parents[node]
-            code = (
-                ast.unparse(call) if isinstance(call, ast.Call) and call.func is node else ast.unparse(node)
-            )
-            if code.endswith((f".{SUSPEND}()", f".{RESUME}()")):
-                yield self._site(None, Kind.CALL, node, State.INFORMATION, code, _OTHERS)
-            else:
-                yield self._unknown(node, code, Kind.CALL, _OTHERS)
+        call = self._parents[node]
+        code = ast.unparse(call if isinstance(call, ast.Call) and call.func is node else node)
+        if code.endswith((f".{SUSPEND}()", f".{RESUME}()")):
+            return Site(None, "call", *self._where(node), State.INFORMATION, code, _OTHERS)
+        return self._unknown(node, _OTHERS, "call")
 
-    def _unknown(self, node: ast.AST, found: str, kind: Kind = Kind.REOPEN, expected: str = _CHANGED) -> Site:
-        return self._site(Rule.DF003, kind, node, State.UNKNOWN, found, expected)
+    def _unknown(self, node: ast.AST, expected: str, kind: Kind = "reopen", found: str = "") -> Site:
+        file, line, name = self._where(node)
+        found = found or f"not known: {self._source.lines[line - 1].strip()}"
+        return Site(Rule.DF003, kind, file, line, name, State.UNKNOWN, found, expected)
 
-    def _site(
-        self,
-        rule: Rule | None,
-        kind: Kind,
-        node: ast.AST,
-        state: State,
-        found: str,
-        expected: str,
-        *places: Place,
-    ) -> Site:
-        function = self._function(node)
-        names = (self._owner(function or node), function.name if function else "")
-        return Site(
-            rule=rule,
-            kind=kind,
-            file=self._source.name,
-            line=getattr(node, "lineno", 1),
-            name=".".join(filter(None, names)) or CONTROLLER_CLASS,
-            state=state,
-            found=found,
-            expected=expected,
-            places=places,
-            required=rule is not None,
-        )
+    def _where(self, node: ast.AST) -> tuple[str, int, str]:
+        """A node's file, its line, and the function that it is in."""
+        owner, function = self._scopes[node]
+        name = f"{owner}.{function.name}".lstrip(".") if function else owner or CONTROLLER_CLASS
+        return self._source.name, getattr(node, "lineno", 1), name
 
 
-def _is_word(node: ast.AST) -> bool:
-    """Whether a node speaks of the gate or of the clocks."""
-    if isinstance(node, ast.Constant):
-        return node.value == GATE or node.value in _CLOCKS
-    if not isinstance(node, ast.Attribute):
-        return False
-    of_manager = isinstance(node.value, ast.Attribute) and node.value.attr == MANAGER
-    return node.attr == GATE or node.attr in _CLOCKS or (of_manager and "deadline" in node.attr)
+def _word(node: ast.AST) -> str:
+    """The name that an attribute or a string is; "" for any other node."""
+    word = getattr(node, "attr", getattr(node, "value", ""))
+    return word if isinstance(node, ast.Attribute | ast.Constant) and isinstance(word, str) else ""
 
 
-def _bound_to(gate: ast.AST, use: ast.AST) -> str:
-    """The one name that a statement binds to the gate and to nothing else, or ""."""
-    if not isinstance(use, ast.Assign | ast.AnnAssign) or use.value is not gate:
-        return ""
-    targets = use.targets if isinstance(use, ast.Assign) else [use.target]
-    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
+def _is_clocks(node: ast.AST) -> bool:
+    """Whether a node speaks of the clocks."""
+    of_manager = isinstance(node, ast.Attribute) and _word(node.value) == MANAGER
+    return _word(node) in _CLOCKS or (of_manager and "deadline" in _word(node))
+
+
+def _is_assigned(gate: ast.AST, statement: ast.AST) -> bool:
+    return isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not gate
 
 
 def _bindings(function: Function, name: str) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
-import itertools
 import re
 import stat
 import subprocess
 import tokenize
 import warnings
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,16 +33,19 @@ class Source:
     Attributes:
         path: Where it is.
         name: Its name relative to the tree's root, with slashes.
-        raw: Its bytes.
         encoding: How its bytes are decoded; "utf-8-sig" where it begins with a byte order mark.
         text: Its decoded text, newlines as they are, without the byte order mark.
     """
 
     path: Path
     name: str
-    raw: bytes
     encoding: str
     text: str
+
+    @property
+    def raw(self) -> bytes:
+        """Its bytes: reading has made sure that they are what its text is encoded to."""
+        return self.text.encode(self.encoding)
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
@@ -63,51 +64,40 @@ class Source:
                 # The user's, about escapes in strings and the like. They are not what was asked for.
                 warnings.simplefilter("ignore")
                 return ast.parse(self.text, filename=str(self.path))
-        except SyntaxError as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InvalidInputError(
-                f"{self.path}:{error.lineno or 1}: syntax error",
-                found=error.msg,
+                f"{self.path}:{getattr(error, 'lineno', None) or 1}: syntax error",
+                found=getattr(error, "msg", "") or str(error) or type(error).__name__,
                 advice="mend the file, or use the Python version that it is written for; nothing was changed",
             ) from None
-        except (ValueError, RecursionError, MemoryError) as error:
-            raise InvalidInputError(
-                f"{self.path}: cannot be parsed",
-                found=str(error) or type(error).__name__,
-                supported="a Python source file",
-            ) from None
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [0, *itertools.accumulate(map(len, self.lines))]
 
     def offset(self, line: int, column: int = 0) -> int:
         """Where a place is in the text: its line from 1, its column in bytes of UTF-8, as `ast` counts."""
         skipped = self.lines[line - 1].encode()[:column].decode() if column else ""
-        return self._starts[line - 1] + len(skipped)
-
-    def with_text(self, text: str) -> Source:
-        """The file with another text."""
-        return Source(self.path, self.name, text.encode(self.encoding), self.encoding, text)
+        return sum(map(len, self.lines[: line - 1])) + len(skipped)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A NeMo RL tree: its root, and those of the two files that it has.
+    """A NeMo RL tree.
 
     Attributes:
         root: The folder that holds `nemo_rl`.
-        controller: The controller's file, or None.
-        manager: The rollout manager's file, or None.
+        sources: Those of the two files that it has, by name, the controller first.
     """
 
     root: Path
-    controller: Source | None
-    manager: Source | None
+    sources: dict[str, Source]
 
     @property
-    def sources(self) -> tuple[Source, ...]:
-        """Those of the two that are there, the controller first."""
-        return tuple(source for source in (self.controller, self.manager) if source)
+    def controller(self) -> Source | None:
+        """The controller's file, if there is one."""
+        return self.sources.get(CONTROLLER_FILE)
+
+    @property
+    def manager(self) -> Source | None:
+        """The rollout manager's file, if there is one."""
+        return self.sources.get(MANAGER_FILE)
 
     def git(self, *arguments: str) -> str:
         """What git answers in the tree; "" where there is no git, or no repository."""
@@ -119,11 +109,6 @@ class Tree:
             return ""
         return done.stdout.rstrip("\n")
 
-    def left_out(self, names: Collection[str]) -> list[str]:
-        """Files of these that git keeps out of this checkout because it is a sparse one."""
-        listed = self.git("ls-files", "-t", "--", *names).splitlines()
-        return [line.removeprefix("S ") for line in listed if line.startswith("S ")]
-
 
 def read_tree(path: Path) -> Tree:
     """Read the two files that matter of the tree that a path belongs to.
@@ -131,35 +116,27 @@ def read_tree(path: Path) -> Tree:
     Args:
         path: The checkout's root, its `nemo_rl` folder or anything in that, or an installed package's folder.
 
-    Returns:
-        The tree; a file that it does not have is None.
-
     Raises:
         InvalidInputError: There is no such tree, or a file cannot be read or leads out of the tree.
     """
     root = _find_root(path)
-    return Tree(root, _read(root, CONTROLLER_FILE), _read(root, MANAGER_FILE))
+    read = {name: _read(root, name) for name in (CONTROLLER_FILE, MANAGER_FILE)}
+    return Tree(root, {name: source for name, source in read.items() if source})
 
 
 def _find_root(path: Path) -> Path:
+    found = "no such file or folder"
     try:
-        if not path.exists():
-            raise InvalidInputError(
-                f"no NeMo RL tree at {path}", found="no such file or folder", supported=_WANTED
-            )
-        absolute = path.absolute()
-        # A symlink is followed only where the path as written leads nowhere.
-        for start in dict.fromkeys((absolute, absolute.resolve())):
-            if _is_package(start / PACKAGE):
-                return start
-            for folder in (start, *start.parents):
-                if folder.name == PACKAGE and _is_package(folder):
-                    return folder.parent
+        if path.exists():
+            found = f"no {PACKAGE} folder there or around it"
+            # A symlink is followed only where the path as written leads nowhere.
+            for start in (path.absolute(), path.resolve()):
+                for folder in (start / PACKAGE, start, *start.parents):
+                    if folder.name == PACKAGE and _is_package(folder):
+                        return folder.parent
     except OSError as error:
         raise InvalidInputError(f"cannot look at {path}", found=error.strerror or str(error)) from None
-    raise InvalidInputError(
-        f"no NeMo RL tree at {path}", found=f"no {PACKAGE} folder there or around it", supported=_WANTED
-    )
+    raise InvalidInputError(f"no NeMo RL tree at {path}", found=found, supported=_WANTED)
 
 
 def _is_package(folder: Path) -> bool:
@@ -170,7 +147,7 @@ def _is_package(folder: Path) -> bool:
 def _read(root: Path, name: str) -> Source | None:
     path = root / name
     try:
-        status = path.stat()
+        mode = path.stat().st_mode
         if not path.resolve().is_relative_to(root.resolve()):
             raise InvalidInputError(
                 f"{path} leads out of the tree",
@@ -178,7 +155,7 @@ def _read(root: Path, name: str) -> Source | None:
                 supported=f"files inside {root}",
                 advice="name the tree that the file really belongs to",
             )
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(mode):
             raise InvalidInputError(f"{path} is not a file", supported="a Python source file")
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -208,4 +185,4 @@ def _decode(path: Path, name: str, raw: bytes) -> Source:
         ) from None
     if text.encode(encoding) != raw:
         raise InvalidInputError(f"{path}: its bytes do not survive decoding as {encoding}")
-    return Source(path, name, raw, encoding, text)
+    return Source(path, name, encoding, text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from nemo_rl_deadline_fix.source.reading import Source
 
@@ -41,25 +41,16 @@ class Rule(StrEnum):
     """A deadline with nothing left does not fire ahead of a reply of the same loop turn. Optional."""
 
 
-class Kind(StrEnum):
-    """What a site is."""
+OPTIONAL = (Rule.DF004,)
+"""Rules that a tree may lack and count as fixed."""
 
-    SUSPEND = "suspend"
-    RESUME = "resume"
-    CLOSE = "close"
-    REOPEN = "reopen"
-    REARM = "rearm"
-    CALL = "call"
+Kind = Literal["suspend", "resume", "close", "reopen", "rearm", "call"]
+"""What a site does."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A text of the fix, and where it begins, or would begin.
-
-    Attributes:
-        at: Offset in the file's text.
-        text: What belongs there.
-    """
+    """A text of the fix, and the offset in the file's text where it begins, or would begin."""
 
     at: int
     text: str
@@ -85,15 +76,10 @@ class Site:
 
     Attributes:
         rule: The rule that changes it; None where nothing is to be changed.
-        kind: What it is.
         file: The file it is in, relative to the tree's root, with slashes.
-        line: Its line.
         name: The function it is in, as `Class.method`.
-        state: Its state.
-        found: What is there.
         expected: What the fix wants to see there.
         places: What the fix puts there.
-        required: Whether the tree's state depends on it.
     """
 
     rule: Rule | None
@@ -105,7 +91,11 @@ class Site:
     found: str
     expected: str
     places: tuple[Place, ...] = ()
-    required: bool = True
+
+    @property
+    def required(self) -> bool:
+        """Whether the tree's state depends on it."""
+        return self.rule not in (None, *OPTIONAL)
 
     @property
     def where(self) -> str:
@@ -122,17 +112,15 @@ def parameter(source: Source, function: Function, text: str) -> Place:
     return Place(at, f", {text}")
 
 
-def lines_before(
-    source: Source, anchor: ast.stmt, codes: Sequence[str], why: str = "", *, unit: str = "    "
-) -> Place:
+def lines_before(source: Source, anchor: ast.stmt, code: str, why: str = "", unit: str = "    ") -> Place:
     """The place of statements above one, or of those that stand there; a comment above the first.
 
     Comments above the anchor stay above, so that the lines of one step stand together.
     """
     indent = _indent(source, anchor)
     comment = [f"# {line}" for line in textwrap.wrap(why, WIDTH - len(indent) - 2)]
-    lines = [line for code in codes for line in _wrapped(code, len(indent), unit)]
-    text = "".join(f"{indent}{line}{_newline(source, anchor)}" for line in (*comment, *lines))
+    lines = (*comment, *_wrapped(code, len(indent), unit))
+    text = "".join(f"{indent}{line}{_newline(source, anchor)}" for line in lines)
     at = source.offset(anchor.lineno)
     return Place(at - len(text) if source.text[:at].endswith(text) else at, text)
 
