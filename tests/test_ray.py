@@ -139,6 +139,7 @@ def test_install_before_import(ray: Any, play: Callable[[], Any]) -> None:
     assert nemo_rl_deadline_fix.status().state is State.PATCHED
 
 
+@pytest.mark.slow
 def test_install_after_import(ray: Any, play: Callable[[], Any]) -> None:
     """Switched on after NeMo RL is imported, it reaches the actor as well."""
     import_module("nemo_rl.algorithms.single_controller")
@@ -149,6 +150,7 @@ def test_install_after_import(ray: Any, play: Callable[[], Any]) -> None:
     assert_fixed(ray.get(play(), timeout=PATIENCE_S))
 
 
+@pytest.mark.slow
 def test_install_after_the_first_actor_then_uninstall(
     ray: Any, play: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -274,6 +274,7 @@ def test_the_picture_has_a_panel_for_each_form_and_a_lane_for_each_row() -> None
     ]
 
 
+@pytest.mark.slow
 def test_the_picture_shows_that_a_run_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that is never over is shown to its end, as a failure, and the file is written."""
     hung = lanes.lanes(simulated(HANG).runs[Form.ACKNOWLEDGE], 180)["Gym /run, try 0"]
