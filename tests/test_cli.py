@@ -222,7 +222,13 @@ def test_code_that_is_nested_too_deeply_is_one_line(
     assert len(err.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("name", ["run\udcff.yaml", "café ✓.yaml", "bell\a.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "café ✓.yaml",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("run\udcff.yaml", "bell\a.yaml")),
+    ],
+)
 def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path, name: str) -> None:
     """The message is right, in the terminal's encoding, and so is the exit code."""
     file = tmp_path / name

@@ -178,7 +178,8 @@ def _follows_in(case: Case, fixed: Subject, unfixed: Subject | None) -> None:
 
 @pytest.mark.parametrize(
     ("form", "group"),
-    [(form, group) for form in FORMS for group in ("once", "retry") if form != C2]
+    [(form, "once") for form in FORMS if form != C2]
+    + [(form, "retry") for form in (A, B, C)]
     + [(A, "twice"), (A, "training")],
     ids=str,
 )

@@ -288,6 +288,7 @@ def spawn(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_file_is_the_same_each_time_and_needs_no_backend(tmp_path: Path) -> None:
     """Another process with another hash seed and an absent backend draws the same bytes, without pyplot."""
     done = spawn(tmp_path, PYTHONHASHSEED="7", MPLBACKEND="module://matplotlib_inline.backend_inline")

@@ -24,8 +24,8 @@ from nemo_rl_deadline_fix import State
 from nemo_rl_deadline_fix.installing import TOO_LATE
 from tests.support.shadow import SHADOW, importable
 
-BUDGET_S = 1.0
-PUBLISH_S = 1.5
+BUDGET_S = 0.8
+PUBLISH_S = 1.2
 PREPARE_TIMEOUT_S = 0.3
 PATIENCE_S = 60.0
 

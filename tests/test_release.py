@@ -121,6 +121,7 @@ def test_the_metadata_says_what_users_need(dist: Path) -> None:
     assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_users_program_type_checks(tmp_path: Path) -> None:
     """Strict mypy finds no fault in a program that uses the public names, and knows their types."""
     program = tmp_path / "program.py"

@@ -249,6 +249,7 @@ def test_programs_get_the_third_form_and_what_became_of_the_replies(
     assert verify_json(capsys)[1]["acknowledge"] is None
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_for_each_form_and_a_lane_for_each_row() -> None:
     """Its titles tell of snapshots and replies; what RL gave up is kept until it is ACKed, or for ever."""
     verification = simulated(FAIL_ROW)
@@ -287,7 +288,7 @@ def test_the_picture_shows_that_a_run_hangs(tmp_path: Path, capsys: pytest.Captu
 # Checkouts
 
 
-@pytest.mark.parametrize("version", ["A", "B", "C"])
+@pytest.mark.parametrize("version", ["A", *(pytest.param(one, marks=pytest.mark.slow) for one in "BC")])
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [(["--work", "220"], 0), (["--fail-row"], 0), (["--hang"], 1)],

@@ -140,7 +140,7 @@ print(wrapping.acknowledges(module.SingleControllerActor))
 """
 
 
-@pytest.mark.parametrize("option", [(), ("--acknowledge",)])
+@pytest.mark.parametrize("option", [pytest.param((), marks=pytest.mark.slow), ("--acknowledge",)])
 def test_launched_process(tmp_path: Path, option: tuple[str, ...]) -> None:
     """In the launched process the controller has the choice, also when the script calls install() itself."""
     package = tmp_path / "nemo_rl" / "algorithms"

@@ -8,6 +8,7 @@ with it or with the clocks may have any effect: it is unknown.
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from operator import attrgetter
 
 from nemo_rl_deadline_fix.source.reading import Source
@@ -173,6 +174,7 @@ def _is_assigned(gate: ast.AST, statement: ast.AST) -> bool:
     return isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not gate
 
 
+@lru_cache(maxsize=64)
 def _bindings(function: Function, name: str) -> int:
     """How often a name is bound in a function, in whatever way; more than once where it is not its own."""
     found = 0
