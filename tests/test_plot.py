@@ -310,6 +310,7 @@ def test_settings_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     assert line.endswith("do this: mend matplotlib, or the matplotlibrc that it reads here")
 
 
+@pytest.mark.slow
 def test_nobodys_settings_leak() -> None:
     """The user's matplotlib settings neither change the picture nor are changed by it."""
     with mpl.rc_context({"font.family": "monospace", "svg.fonttype": "none"}):
@@ -323,6 +324,7 @@ def test_nobodys_settings_leak() -> None:
 # The file and the option
 
 
+@pytest.mark.slow
 def test_a_png_is_wide_enough_to_read_and_the_option_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

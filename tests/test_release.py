@@ -12,6 +12,9 @@ import pytest
 
 import nemo_rl_deadline_fix
 
+# A wheel, an sdist and a program that is type-checked take their time.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 VERSION = nemo_rl_deadline_fix.__version__
 
@@ -121,7 +124,6 @@ def test_the_metadata_says_what_users_need(dist: Path) -> None:
     assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.slow
 def test_a_users_program_type_checks(tmp_path: Path) -> None:
     """Strict mypy finds no fault in a program that uses the public names, and knows their types."""
     program = tmp_path / "program.py"
