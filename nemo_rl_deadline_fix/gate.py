@@ -35,7 +35,7 @@ def follow_gate(controller: Any) -> None:
     try:
         vars(controller).setdefault(_FOLLOWER, _Follower(controller)).look_again()
     except Exception as error:
-        log(logging.ERROR, "Rollout clocks are NOT paused during Gym snapshots", error=error)
+        log(logging.ERROR, "deadline fix: rollout clocks are NOT paused during Gym snapshots", error=error)
 
 
 class _Follower:
@@ -62,7 +62,11 @@ class _Follower:
             # Once, and not again at each snapshot.
             if str(error) != self._problem:
                 self._problem = str(error)
-                log(logging.ERROR, "Rollout clocks are NOT paused during Gym snapshots: %s", error)
+                log(
+                    logging.ERROR,
+                    "deadline fix: rollout clocks are NOT paused during Gym snapshots: %s",
+                    error,
+                )
         else:
             self._agree(gate)
 

@@ -197,9 +197,9 @@ def _on_import(module: ModuleType) -> None:
     try:
         on_import(module)
     except UnsupportedTargetError as error:
-        log(logging.WARNING, "Rollout clocks will NOT be paused during Gym snapshots: %s", error)
+        log(logging.WARNING, "deadline fix: rollout clocks are NOT paused during Gym snapshots: %s", error)
     except Exception as error:
-        log(logging.ERROR, "Rollout clocks will NOT be paused during Gym snapshots", error=error)
+        log(logging.ERROR, "deadline fix: rollout clocks are NOT paused during Gym snapshots", error=error)
 
 
 _hook = ControllerHook(_on_import)

@@ -52,7 +52,7 @@ NIGHTLY_FILES = tuple(name for name in SNAPSHOT_FILES if "checkpointing" in name
 """Where the newest of them does, of which only the documentation is known."""
 DOCUMENTED = "NeMo RL's documentation says that it is fixed"
 NOT_MENDED = (
-    "in a form that this package does not mend: NeMo RL has the fix itself from a newer version on "
+    "in a form that this package does not mend: newer versions of NeMo RL have the fix themselves "
     "(named holders)"
 )
 

@@ -411,7 +411,7 @@ def test_left_alone(
         (
             OnTheCoordinatorLine,
             Registry,
-            "affected, in a form that this package does not mend: NeMo RL",
+            "affected, in a form that this package does not mend: newer versions of NeMo RL",
         ),
         (OnTheCoordinatorLine, NamedRegistry, "Gym snapshots in another form: _prepared_gym_checkpoint"),
         (OnTheCoordinatorLine, None, "Gym snapshots in another form: _prepared_gym_checkpoint"),
@@ -491,12 +491,12 @@ def test_a_module_that_speaks_of_snapshots_is_never_without_the_feature(
         (
             "E",
             State.UNSUPPORTED,
-            "affected, in a form that this package does not mend: NeMo RL has the fix itself",
+            "affected, in a form that this package does not mend: newer versions of NeMo RL",
         ),
         (
             "F",
             State.UNSUPPORTED,
-            "affected, in a form that this package does not mend: NeMo RL has the fix itself",
+            "affected, in a form that this package does not mend: newer versions of NeMo RL",
         ),
         ("D", State.ALREADY_FIXED, "by NeMo RL itself"),
         (
@@ -528,7 +528,7 @@ def test_every_version_of_nemo_rl(
     assert said in report.detail
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == (way == "hook" and state is State.UNSUPPORTED)
-    assert all("NOT be paused" in text and said in text for text in warned)
+    assert all("are NOT paused" in text and said in text for text in warned)
 
 
 def test_a_controller_of_one_line_with_a_manager_of_another(imported: Callable[..., ModuleType]) -> None:
@@ -752,7 +752,7 @@ def test_unsupported_in_the_hook(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         install()
         assert modified_class() is not None
         assert status().state is State.UNSUPPORTED
-    [record] = [record for record in caplog.records if "NOT be paused" in record.message]
+    [record] = [record for record in caplog.records if "are NOT paused" in record.message]
     assert record.levelno == logging.WARNING
     assert record.name == "nemo_rl.deadline_fix"
     assert "Gym snapshots in another form" in record.message
@@ -766,7 +766,7 @@ def test_failure_in_the_hook(
     install()
     monkeypatch.setattr("nemo_rl_deadline_fix.installing.classify", None)
     assert modified_class() is not None
-    [record] = [record for record in caplog.records if "NOT be paused" in record.message]
+    [record] = [record for record in caplog.records if "are NOT paused" in record.message]
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
 

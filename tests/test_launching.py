@@ -221,7 +221,9 @@ def test_goes_on_where_that_was_asked_for(tmp_path: Path, lacking: bool) -> None
 
     assert (code, out) == (0, "0\n")
     [line] = err.splitlines()
-    assert line.startswith("nemo-rl-deadline-fix: rollout clocks will NOT stop during Gym snapshots: ")
+    assert line.startswith(
+        "nemo-rl-deadline-fix: deadline fix: rollout clocks are NOT paused during Gym snapshots: "
+    )
     assert "best-effort" not in line
 
 
@@ -235,7 +237,13 @@ def python_of(folder: Path, lacking: bool) -> str:
 
 @pytest.mark.parametrize(
     ("prepare", "said"),
-    [("def", "nemo-rl-deadline-fix: rollout clocks will NOT stop during Gym snapshots: "), ("async def", "")],
+    [
+        (
+            "def",
+            "nemo-rl-deadline-fix: deadline fix: rollout clocks are NOT paused during Gym snapshots: ",
+        ),
+        ("async def", ""),
+    ],
     ids=["unknown shape", "fixed"],
 )
 def test_a_ray_worker_goes_on(tmp_path: Path, prepare: str, said: str) -> None:

@@ -93,16 +93,6 @@ def test_what_readme_shows_of_verify_is_how_it_ends(place: Path) -> None:
     assert printed.endswith(f"\n\n{shown}")
 
 
-def test_the_lines_of_the_diff_in_readme_are_in_the_diff(place: Path) -> None:
-    """The heart of the change is shown as `diff` prints it."""
-    fresh = place / "fresh"
-    shutil.copytree(ROOT / "tests/support/trees/pinned", fresh)
-    printed = shell("nemo-rl-deadline-fix diff fresh", place).stdout
-
-    (shown,) = [text for kind, text in BLOCKS if kind == "diff"]
-    assert shown in printed
-
-
 def test_files_and_links_of_readme_are_there() -> None:
     """Every relative link of README leads to a file."""
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]

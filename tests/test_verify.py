@@ -460,8 +460,8 @@ def test_a_generic_registry_is_simulated(capsys: pytest.CaptureFixture[str], tmp
     [
         ("before", 0, "not_applicable", "Nothing to fix here: "),
         ("D", 0, "already_fixed", "Not simulated; fixed by NeMo RL itself "),
-        ("E", 1, "affected", "Not simulated; affected, in a form that this package does not mend: NeMo RL "),
-        ("F", 1, "affected", "NeMo RL has the fix itself from a newer version on (named holders); update"),
+        ("E", 1, "affected", "Not simulated; affected, in a form that this package does not mend: newer "),
+        ("F", 1, "affected", "newer versions of NeMo RL have the fix themselves (named holders); update"),
         ("N", 2, "undecided", "Could not tell, and not simulated: "),
         ("A's controller, D's manager", 2, "undecided", "Could not tell, and not simulated: "),
         ("D's controller, A's manager", 2, "undecided", "Could not tell, and not simulated: "),

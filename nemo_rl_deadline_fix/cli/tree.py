@@ -28,7 +28,10 @@ _SITE_KEYS = ("rule", "kind", "file", "line", "name", "state", "required", "expe
 _COLOURS = ("green", "red", "yellow")
 """By exit code."""
 
-_PATH_HELP = "PATH: a NeMo RL checkout, its nemo_rl folder, an installed one, or one of the two files."
+_PATH_HELP = (
+    "PATH: a NeMo RL checkout, its nemo_rl folder, an installed one, or one of the two files. "
+    "By default the current folder."
+)
 _path = click.argument("path", metavar="[PATH]", default=".", type=click.Path(path_type=Path))
 _without = click.option(
     "--without",
@@ -39,7 +42,7 @@ _without = click.option(
 )
 
 
-@click.command(epilog=_PATH_HELP + " By default the current folder.")
+@click.command(epilog=_PATH_HELP)
 @click.argument("arguments", metavar="[PATH | KEY=VALUE ...]", nargs=-1)
 @click.option(
     "--config",

@@ -121,7 +121,7 @@ def _exposed(run: Settings) -> Finding:
     else:
         takes = f"{_s(phase)} to prepare, {_s(hold)} in all"
         then = f"later snapshots fail, {run[Key.FAILURES]} end the run"
-        advice = "start it by `nemo-rl-deadline-fix run`, or use install() or `apply`"
+        advice = "start it with `nemo-rl-deadline-fix run`, or use install() or `apply`"
     return Finding(
         "EX001",
         "error",

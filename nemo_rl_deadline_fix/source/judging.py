@@ -66,7 +66,7 @@ class TreeReport:
     @property
     def playable(self) -> bool:
         """Whether `verify --rl` may tell what cannot be told from the source."""
-        return self.line in (Line.GATE, Line.UNKNOWN)
+        return self.line is Line.GATE and self.tree.manager is not None
 
 
 def survey(path: Path) -> TreeReport:
@@ -160,7 +160,8 @@ def _without_snapshots(tree: Tree) -> _Judged:
         return line, state, f"git leaves {missing[0]} out of this sparse checkout", []
     if not tree.controller and not (tree.root / _LEGACY).exists():
         return line, state, f"neither {CONTROLLER_FILE} nor {_LEGACY}: not a whole NeMo RL", []
-    detail = f"{CONTROLLER_CLASS} has no Gym snapshot code"
+    there = f"class {CONTROLLER_CLASS}" in (tree.controller.text if tree.controller else "")
+    detail = f"{CONTROLLER_CLASS} has no Gym snapshot code" if there else f"there is no {CONTROLLER_CLASS}"
     if not tree.controller:
         detail = f"no {CONTROLLER_FILE}: a NeMo RL without the single controller takes no Gym snapshots"
     return Line.NONE, State.NOT_APPLICABLE, detail, []

@@ -50,7 +50,7 @@ def _fix(module):
     worker = os.path.basename("".join(sys.argv[:1])) == "default_worker.py"
     best_effort = os.environ.get(BEST_EFFORT)
     if refused and (worker or best_effort):
-        line = "rollout clocks will NOT stop during Gym snapshots: " + line
+        line = "deadline fix: rollout clocks are NOT paused during Gym snapshots: " + line
         _log(WARNING if best_effort else ERROR, line)
     elif refused:
         _write(line + ", or go on without the fix by `run --best-effort`")

@@ -7,6 +7,8 @@ registry differs. Timers that were cancelled are swept by the loop between two r
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -171,7 +173,7 @@ def test_enter_and_leave(compare: Comparison) -> None:
     compare.ratio("enter + leave a deadline", OURS, FLOOR)
 
 
-@pytest.mark.parametrize("live", SIZES)
+@pytest.mark.parametrize("live", [1, 10, *SIZES])
 def test_suspend_and_resume(compare: Comparison, live: int) -> None:
     """All clocks are stopped and run again."""
     ours: Any = RequestDeadlineRegistry()
@@ -215,6 +217,35 @@ def test_suspend_and_resume(compare: Comparison, live: int) -> None:
     compare.ratio(f"suspend + resume, {live:,} live", OURS, FLAG, goal=1.10)
     compare.ratio(f"suspend + resume, {live:,} live, taken over", TAKEN_OVER, FLAG, goal=1.10)
     compare.ratio(f"suspend + resume, {live:,} live", OURS, FLOOR)
+
+
+def test_what_info_lines_add(compare: Comparison) -> None:
+    """The two lines of a pause, written to a file that takes them and keeps nothing."""
+    registry: Any = RequestDeadlineRegistry()
+    handler = logging.FileHandler(os.devnull, encoding="utf-8")
+    logger = logging.getLogger("nemo_rl.deadline_fix")
+
+    def pauses(level: int) -> Callable[[], float]:
+        def pause() -> None:
+            logger.setLevel(level)
+            for _ in range(OPERATIONS // 100):
+                registry.suspend()
+                registry.resume()
+
+        return timed(pause)
+
+    with loop_with(10) as (runner, deadlines):
+        for deadline in deadlines:
+            registry.add(deadline)
+        logger.addHandler(handler)
+        try:
+            things = {"INFO": pauses(logging.INFO), "WARNING": pauses(logging.WARNING)}
+            compare.run(things, per=OPERATIONS // 100, rounds=ROUNDS, around=inside(runner))
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(logging.NOTSET)
+            handler.close()
+    compare.ratio("a pause of 10 live with its INFO lines", "INFO", "WARNING")
 
 
 def _suspend_again(registry: Registry) -> None:
