@@ -16,6 +16,7 @@ from nemo_rl_deadline_fix.registry import RequestDeadlineRegistry
 from nemo_rl_deadline_fix.targets import GATE, HOLDER, MANAGER, REGISTRY
 
 _FOLLOWER = "_nemo_rl_deadline_fix"
+_OFF = "deadline fix: rollout clocks are NOT paused during Gym snapshots"
 
 
 async def prepare_and_commit(
@@ -35,7 +36,7 @@ def follow_gate(controller: Any) -> None:
     try:
         vars(controller).setdefault(_FOLLOWER, _Follower(controller)).look_again()
     except Exception as error:
-        log(logging.ERROR, "deadline fix: rollout clocks are NOT paused during Gym snapshots", error=error)
+        log(logging.ERROR, _OFF, error=error)
 
 
 class _Follower:
@@ -62,11 +63,7 @@ class _Follower:
             # Once, and not again at each snapshot.
             if str(error) != self._problem:
                 self._problem = str(error)
-                log(
-                    logging.ERROR,
-                    "deadline fix: rollout clocks are NOT paused during Gym snapshots: %s",
-                    error,
-                )
+                log(logging.ERROR, f"{_OFF}: %s", error)
         else:
             self._agree(gate)
 
