@@ -82,8 +82,7 @@ class _Follower:
         # Both or none, and on the object, which stays the same one for those who wait for it.
         vars(gate).update(clear=clear, set=set_)
         self._gate = gate
-        kind = type(self._controller).__name__
-        log(logging.INFO, "deadline fix %s: the rollout clocks of %s follow its gate", __version__, kind)
+        log(logging.INFO, "deadline fix %s: this controller's rollout clocks follow its gate", __version__)
 
     def _agree(self, gate: Any, *, closing: bool = False) -> None:
         # Whatever goes wrong in here stays here: the gate's caller has a snapshot to take.
